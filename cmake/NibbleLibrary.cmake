@@ -21,6 +21,13 @@ if(NIBBLE_SANITIZE)
   target_link_options(nibble_flags INTERFACE -fsanitize=${NIBBLE_SANITIZE})
 endif()
 
+# nibble_unity(TARGET): compiles four files of the target as one, because parsing headers and instantiating their
+# templates takes most of the time of each. CMake compiles a file with options of its own, such as a kernel for AVX2, by
+# itself.
+function(nibble_unity target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${NIBBLE_UNITY} UNITY_BUILD_BATCH_SIZE 4)
+endfunction()
+
 # nibble_library(NAME jobs HDRS a.h SRCS a.cc DEPS nibble::base [PRIVATE_DEPS ...] [PCH grpc]): target nibble_jobs,
 # alias nibble::jobs. Without SRCS, the library has only headers. Headers are included relative to the project root.
 # DEPS are public because headers use their types; only .cc files use PRIVATE_DEPS. PCH names a set of precompiled
@@ -37,6 +44,7 @@ function(nibble_library)
     target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR})
     target_sources(${target} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${ARG_HDRS})
     target_precompile_headers(${target} REUSE_FROM nibble_pch_${ARG_PCH})
+    nibble_unity(${target})
   else()
     add_library(${target} INTERFACE)
     target_link_libraries(${target} INTERFACE ${ARG_DEPS})
@@ -79,7 +87,7 @@ function(nibble_test)
   add_executable(${ARG_NAME} ${ARG_SRCS})
   target_link_libraries(${ARG_NAME} PRIVATE nibble_flags ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
   target_precompile_headers(${ARG_NAME} REUSE_FROM nibble_pch_${ARG_PCH})
-  set_target_properties(${ARG_NAME} PROPERTIES UNITY_BUILD ${NIBBLE_UNITY} UNITY_BUILD_BATCH_SIZE 4)
+  nibble_unity(${ARG_NAME})
   target_compile_options(${ARG_NAME} PRIVATE ${NIBBLE_TEST_OPTIONS})
   target_compile_definitions(${ARG_NAME} PRIVATE NIBBLE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" ${ARG_DEFINITIONS})
   if(NIBBLE_SANITIZE)

@@ -70,6 +70,11 @@ struct PackedInt8Weight {
   std::int64_t padded_k = 0;  // K rounded up to a multiple of 64
 };
 
+// w[n, k] for 0 <= n < N and 0 <= k < K.
+constexpr std::int8_t Int8Code(const PackedInt8Weight& w, std::int64_t n, std::int64_t k) {
+  return w.tiles[(n / 16 * (w.padded_k / 4) + k / 4) * 64 + n % 16 * 4 + k % 4];
+}
+
 inline constexpr std::int64_t kInt8TileRows = 16;
 // kInt8MaxCols * 127 * 128 < 2^31, so an int32 sum over K cannot overflow. We never quantize to -128, but a weight from
 // a foreign artifact may hold it.

@@ -33,7 +33,7 @@ std::optional<registry::ExportFormat> FormatOf(v1::ExportFormat format) {
   }
 }
 
-registry::ConversionTolerance FromProto(const v1::ConversionTolerance& tolerance) {
+registry::ConversionTolerance ToTolerance(const v1::ConversionTolerance& tolerance) {
   registry::ConversionTolerance out;
   if (tolerance.has_max_eval_loss_delta()) out.max_eval_loss_delta = tolerance.max_eval_loss_delta();
   if (tolerance.has_min_top1_agreement()) out.min_top1_agreement = tolerance.min_top1_agreement();
@@ -62,7 +62,7 @@ registry::ConvertRequest FromProto(const v1::ConvertModelRequest& request) {
   out.activations = FormatOf(request.activations());
   if (request.has_act_outliers()) out.act_outliers = request.act_outliers();
   out.merge = request.lora() == v1::LORA_HANDLING_MERGE;
-  out.tolerance = FromProto(request.tolerance());
+  out.tolerance = ToTolerance(request.tolerance());
   if (request.has_eval_dataset()) out.eval_dataset = request.eval_dataset();
   return out;
 }

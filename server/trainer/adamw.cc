@@ -12,8 +12,6 @@
 namespace nibble::trainer {
 namespace {
 
-constexpr std::int64_t kGrain = 1 << 16;  // minimum elements per thread
-
 // The factors of one step.
 struct Factors {
   Factors(const AdamWConfig& config, std::int64_t step, double lr) {
@@ -103,14 +101,14 @@ absl::Status AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, 
     WithElements(gradient, [&](const auto* gradients) {
       if (m.type == ElementType::kF32) {
         float *first = m.f32().data(), *second = v.f32().data();
-        stream.ParallelFor(parameter.count, kGrain, [&](std::int64_t begin, std::int64_t end) {
+        stream.ParallelFor(parameter.count, kElementsPerThread, [&](std::int64_t begin, std::int64_t end) {
           UpdateElements(values, begin, end, draws, step, [&](std::int64_t i, float& value) {
             factors.Update(kernels::ToFloat(gradients[i]), first[i], second[i], value);
           });
         });
         return;
       }
-      stream.ParallelFor(m.num_scales(), kGrain / kMomentBlock, [&](std::int64_t begin, std::int64_t end) {
+      stream.ParallelFor(m.num_scales(), kElementsPerThread / kMomentBlock, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t block = begin; block < end; ++block) {
           MomentBlock first(m, block, DynamicMap::Signed(), 0);
           // A second moment that became 0 beside a first one that did not would make the next step thousands of
@@ -134,7 +132,7 @@ absl::Status AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, 
 
 void Scale(const TensorRef& values, float factor, const kernels::Stream& stream) {
   WithElements(values, [&]<typename T>(T* elements) {
-    stream.ParallelFor(values.count, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    stream.ParallelFor(values.count, kElementsPerThread, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         elements[i] = kernels::RoundTo<T>(kernels::ToFloat(elements[i]) * factor);
       }

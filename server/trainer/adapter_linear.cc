@@ -21,37 +21,36 @@ namespace {
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using Context = nibble::trainer::AutogradContext;
 
-Context& ContextOf(AutogradContext* ctx) { return Recall<Context>(ctx, "context"); }
+TrainingContext& ContextOf(AutogradContext* ctx) { return Recall<TrainingContext>(ctx, "context"); }
 
-Tensor Scratch(std::int64_t rows, std::int64_t cols, Context& context) {
+Tensor Scratch(std::int64_t rows, std::int64_t cols, TrainingContext& context) {
   return context.scratch.narrow(0, 0, rows * cols).view({rows, cols});
 }
 
 // The weight in the scratch's type: in the scratch, unless it exists in this type.
-Tensor InScratchType(const kernels::Nf4Weight& weight, Context& context) {
+Tensor InScratchType(const kernels::Nf4Weight& weight, TrainingContext& context) {
   Tensor out = Scratch(weight.rows, weight.cols, context);
   ThrowIfError(kernels::DequantizeNf4({.w = weight, .out = ViewOf(out)}, context.stream));
   return out;
 }
-Tensor InScratchType(const FloatWeight& weight, Context& context) {
+Tensor InScratchType(const FloatWeight& weight, TrainingContext& context) {
   const torch::ScalarType type = context.scratch.scalar_type();
   if (weight.stored.scalar_type() == type) return weight.stored;
   if (type == torch::kBFloat16) return weight.rounded;
   return Scratch(weight.stored.size(0), weight.stored.size(1), context).copy_(weight.stored);
 }
-Tensor InScratchType(const kernels::PackedInt8Weight& weight, Context& context) {
+Tensor InScratchType(const kernels::PackedInt8Weight& weight, TrainingContext& context) {
   Tensor out = Scratch(weight.rows, weight.cols, context);
   ThrowIfError(model::WeightValues(weight, 0, ViewOf(out), context.stream));
   return out;
 }
-Tensor InScratchType(const AdapterLinear& linear, Context& context) {
+Tensor InScratchType(const AdapterLinear& linear, TrainingContext& context) {
   return std::visit([&](const auto& weight) { return InScratchType(weight, context); }, linear.weight);
 }
 
 // x W^T + bias [T, N] f32. The serving kernel multiplies bf16 rows; torch multiplies f32 rows, which are not served.
-Tensor BaseProduct(const Tensor& x, const kernels::Nf4Weight& weight, const float* bias, Context& context) {
+Tensor BaseProduct(const Tensor& x, const kernels::Nf4Weight& weight, const float* bias, TrainingContext& context) {
   if (x.scalar_type() == torch::kBFloat16) {
     const Tensor y = context.transient.Empty({x.size(0), weight.rows});
     ThrowIfError(kernels::MatmulNf4({.x = ViewOf(x), .w = weight, .bias = bias, .y = ViewOf(y)}, context.stream));
@@ -61,7 +60,7 @@ Tensor BaseProduct(const Tensor& x, const kernels::Nf4Weight& weight, const floa
   if (bias == nullptr) return torch::mm(x, dequantized.t());
   return torch::addmm(torch::from_blob(const_cast<float*>(bias), {weight.rows}), x, dequantized.t());
 }
-Tensor BaseProduct(const Tensor& x, const FloatWeight& weight, const float* bias, Context& context) {
+Tensor BaseProduct(const Tensor& x, const FloatWeight& weight, const float* bias, TrainingContext& context) {
   const Tensor& read = x.scalar_type() == torch::kBFloat16 ? weight.rounded : weight.stored;
   const Tensor y = context.transient.Empty({x.size(0), read.size(0)});
   ThrowIfError(
@@ -70,7 +69,7 @@ Tensor BaseProduct(const Tensor& x, const FloatWeight& weight, const float* bias
 }
 // rows: null, or the codes that are multiplied; x then has only their shape.
 Tensor BaseProduct(const Tensor& x, const CodedRows* rows, const kernels::PackedInt8Weight& weight, const float* bias,
-                   Context& context) {
+                   TrainingContext& context) {
   const Tensor y = context.transient.Empty({NumRows(x), weight.rows});
   if (rows != nullptr) {
     ThrowIfError(kernels::MatmulInt8({.x = rows->view(), .w = weight, .bias = bias, .y = ViewOf(y)}, context.stream));
@@ -80,7 +79,7 @@ Tensor BaseProduct(const Tensor& x, const CodedRows* rows, const kernels::Packed
   }
   return y;
 }
-Tensor BaseProduct(const Tensor& x, const CodedRows* rows, const AdapterLinear& linear, Context& context) {
+Tensor BaseProduct(const Tensor& x, const CodedRows* rows, const AdapterLinear& linear, TrainingContext& context) {
   ThrowIfCancelled(context.cancelled);
   const float* bias = linear.magnitude.defined() ? nullptr : linear.bias;  // DoRA adds it last
   if (const auto* int8 = std::get_if<kernels::PackedInt8Weight>(&linear.weight)) {
@@ -91,7 +90,7 @@ Tensor BaseProduct(const Tensor& x, const CodedRows* rows, const AdapterLinear& 
 }
 
 // y = x w^T, or y += x w^T, with the kernel that serves adapters.
-void MultiplyDense(const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate, Context& context) {
+void MultiplyDense(const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate, TrainingContext& context) {
   Tensor panels;
   ThrowIfError(kernels::MatmulDense(
       {.x = ViewOf(x), .w = PackDense(w, panels), .y = ViewOf(y), .accumulate = accumulate}, context.stream));
@@ -100,7 +99,7 @@ void MultiplyDense(const Tensor& x, const Tensor& w, const Tensor& y, bool accum
 // y += scaling * (x A^T) B^T. Returns scaling * x A^T [T, r] f32. If the rows are `served`, it uses serving's kernels
 // in serving's order.
 Tensor AddAdapter(const Tensor& x, bool served, const Tensor& a, const Tensor& b, double scaling, const Tensor& y,
-                  Context& context) {
+                  TrainingContext& context) {
   const auto factor = static_cast<float>(scaling);
   if (!served) {
     const Tensor down = torch::mm(x, a.t()).mul_(factor);
@@ -120,7 +119,7 @@ const AdapterLinear& LinearOf(AutogradContext* ctx) { return Recall<const Adapte
 // undefined tensors as inputs.
 struct FrozenLinearFunction : torch::autograd::Function<FrozenLinearFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const CodedRows* rows, const AdapterLinear* linear,
-                        Context* context) {
+                        TrainingContext* context) {
     Remember(ctx, "context", context);
     Remember(ctx, "linear", linear);
     ctx->saved_data["type"] = static_cast<std::int64_t>(x.scalar_type());
@@ -128,7 +127,7 @@ struct FrozenLinearFunction : torch::autograd::Function<FrozenLinearFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    Context& context = ContextOf(ctx);
+    TrainingContext& context = ContextOf(ctx);
     ThrowIfCancelled(context.cancelled);
     if (!ctx->needs_input_grad(0)) return {Tensor(), Tensor(), Tensor(), Tensor()};
     const Tensor g = PadTo(grads[0].contiguous(), context.scratch.scalar_type());
@@ -140,7 +139,7 @@ struct FrozenLinearFunction : torch::autograd::Function<FrozenLinearFunction> {
 
 struct AdapterLinearFunction : torch::autograd::Function<AdapterLinearFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& a, const Tensor& b, const CodedRows* rows,
-                        const AdapterLinear* linear, std::optional<DropoutKey> key, Context* context) {
+                        const AdapterLinear* linear, std::optional<DropoutKey> key, TrainingContext* context) {
     Remember(ctx, "context", context);
     Remember(ctx, "linear", linear);
     const bool drops = key.has_value() && linear->dropout > 0;
@@ -169,7 +168,7 @@ struct AdapterLinearFunction : torch::autograd::Function<AdapterLinearFunction> 
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    Context& context = ContextOf(ctx);
+    TrainingContext& context = ContextOf(ctx);
     ThrowIfCancelled(context.cancelled);
     const AdapterLinear& linear = LinearOf(ctx);
     const variable_list saved = ctx->get_saved_variables();
@@ -206,7 +205,7 @@ struct AdapterLinearFunction : torch::autograd::Function<AdapterLinearFunction> 
 // copy of u that is kept for the gradient of the magnitudes.
 struct DoraFunction : torch::autograd::Function<DoraFunction> {
   static Tensor forward(AutogradContext* ctx, Tensor u, const Tensor& /*magnitude*/, torch::ScalarType type,
-                        const AdapterLinear* linear, Context* context) {
+                        const AdapterLinear* linear, TrainingContext* context) {
     Remember(ctx, "linear", linear);
     ctx->save_for_backward({u.to(type, /*non_blocking=*/false, /*copy=*/true)});
     model::ApplyDora(ViewOf(u), linear->dora_factor.data_ptr<float>(), linear->bias, context->stream);
@@ -253,12 +252,12 @@ FloatWeight FloatWeight::Make(const Tensor& stored, bool bf16_compute) {
 }
 
 Tensor ApplyAdapterLinear(const Tensor& x, const AdapterLinear& linear, std::optional<DropoutKey> key,
-                          Context& context) {
+                          TrainingContext& context) {
   return ApplyAdapterLinear(CodedInput{x, nullptr}, linear, key, context);
 }
 
 Tensor ApplyAdapterLinear(const CodedInput& input, const AdapterLinear& linear, std::optional<DropoutKey> key,
-                          Context& context) {
+                          TrainingContext& context) {
   const CodedRows* rows = input.rows.get();
   if (!linear.lora_a.defined()) return FrozenLinearFunction::apply(input.x, rows, &linear, &context);
   const Tensor y = AdapterLinearFunction::apply(input.x, linear.lora_a, linear.lora_b, rows, &linear, key, &context);

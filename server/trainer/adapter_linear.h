@@ -50,11 +50,11 @@ struct AdapterLinear {
 // stored if that type is f32. Without a key there is no dropout. `linear` must outlive the graph. Throws the errors of
 // torch, StoppedError, and std::runtime_error if a kernel fails.
 torch::Tensor ApplyAdapterLinear(const torch::Tensor& x, const AdapterLinear& linear, std::optional<DropoutKey> key,
-                                 AutogradContext& context);
+                                 TrainingContext& context);
 // The same for an int8 weight. With rows, serving's MatmulInt8 multiplies them, and the adapter reads the values that
 // they stand for; the gradient passes straight through the quantizer. The graph keeps the rows, and not x.
 torch::Tensor ApplyAdapterLinear(const CodedInput& input, const AdapterLinear& linear, std::optional<DropoutKey> key,
-                                 AutogradContext& context);
+                                 TrainingContext& context);
 
 // The key of a linear's dropout mask in a micro-batch of the run.
 DropoutKey KeyOf(std::uint64_t seed, std::uint64_t micro_batch, std::int64_t layer, model::LinearKind kind);

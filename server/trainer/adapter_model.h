@@ -20,7 +20,7 @@ struct AdapterOptions {
   std::uint64_t dropout_seed = 0;
   bool bf16_compute = true;
   bool activation_checkpointing = false;
-  base::Cancelled cancelled = {};  // AutogradContext::cancelled; also called for every layer while the model is made
+  base::Cancelled cancelled = {};  // TrainingContext::cancelled; also called for every layer while the model is made
 };
 
 class AdapterModel : public TrainingModel {

@@ -20,13 +20,12 @@ namespace {
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using Context = nibble::trainer::AutogradContext;
 
-Context& ContextOf(AutogradContext* ctx) { return Recall<Context>(ctx, "context"); }
+TrainingContext& ContextOf(AutogradContext* ctx) { return Recall<TrainingContext>(ctx, "context"); }
 
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, double eps, torch::ScalarType type,
-                        Context* context) {
+                        TrainingContext* context) {
     Remember(ctx, "context", context);
     ctx->saved_data["type"] = static_cast<std::int64_t>(x.scalar_type());
     Tensor y = torch::empty(x.sizes(), type);
@@ -52,7 +51,7 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
 
 struct RopeFunction : torch::autograd::Function<RopeFunction> {
   static Tensor forward(AutogradContext* ctx, Tensor x, std::int64_t num_heads, const std::int32_t* position,
-                        const float* cos, const float* sin, std::int64_t table_positions, Context* context) {
+                        const float* cos, const float* sin, std::int64_t table_positions, TrainingContext* context) {
     Remember(ctx, "context", context);
     ctx->saved_data["heads"] = num_heads;
     Remember(ctx, "position", position);
@@ -70,7 +69,7 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
     return {grad_x, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 
-  static void Rotate(const Tensor& x, AutogradContext* ctx, Context& context, bool backward) {
+  static void Rotate(const Tensor& x, AutogradContext* ctx, TrainingContext& context, bool backward) {
     ThrowIfError(kernels::Rope({.x = ViewOf(x),
                                 .num_heads = ctx->saved_data["heads"].toInt(),
                                 .position = &Recall<const std::int32_t>(ctx, "position"),
@@ -85,7 +84,7 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
 // act(gate) * up.
 struct GatedMulFunction : torch::autograd::Function<GatedMulFunction> {
   static Tensor forward(AutogradContext* ctx, kernels::Activation activation, const Tensor& gate, const Tensor& up,
-                        torch::ScalarType type, Context* context) {
+                        torch::ScalarType type, TrainingContext* context) {
     Remember(ctx, "context", context);
     ctx->saved_data["activation"] = static_cast<std::int64_t>(activation);
     ctx->saved_data["type"] = static_cast<std::int64_t>(gate.scalar_type());
@@ -139,13 +138,13 @@ torch::ScalarType BackwardType(bool bf16_compute, const kernels::Stream& stream)
   return bf16_compute && stream.isa >= kernels::Isa::kAvx512 ? torch::kBFloat16 : torch::kFloat32;
 }
 
-Tensor ApplyRmsNorm(const Tensor& x, const Tensor& weight, double eps, Context& context,
+Tensor ApplyRmsNorm(const Tensor& x, const Tensor& weight, double eps, TrainingContext& context,
                     std::optional<torch::ScalarType> type) {
   return RmsNormFunction::apply(x, weight, eps, type.value_or(x.scalar_type()), &context);
 }
 
 std::pair<Tensor, Tensor> RmsNormGradients(const Tensor& x, const Tensor& weight, const Tensor& rstd,
-                                           const Tensor& grad_y, Context& context,
+                                           const Tensor& grad_y, TrainingContext& context,
                                            std::optional<torch::ScalarType> type) {
   Tensor grad_x = torch::empty(x.sizes(), type.value_or(x.scalar_type()));
   Tensor grad_weight;
@@ -169,11 +168,11 @@ Tensor PadTo(const Tensor& x, torch::ScalarType type) {
 }
 
 Tensor ApplyRope(const Tensor& x, std::int64_t num_heads, const std::int32_t* position, const float* cos,
-                 const float* sin, std::int64_t table_positions, Context& context) {
+                 const float* sin, std::int64_t table_positions, TrainingContext& context) {
   return RopeFunction::apply(x, num_heads, position, cos, sin, table_positions, &context);
 }
 
-Tensor ApplyGatedMul(kernels::Activation activation, const Tensor& gate, const Tensor& up, Context& context,
+Tensor ApplyGatedMul(kernels::Activation activation, const Tensor& gate, const Tensor& up, TrainingContext& context,
                      std::optional<torch::ScalarType> type) {
   return GatedMulFunction::apply(activation, gate, up, type.value_or(gate.scalar_type()), &context);
 }

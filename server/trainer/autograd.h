@@ -25,7 +25,7 @@ class TransientMemory {
 };
 
 // What every function needs; must outlive every graph.
-struct AutogradContext {
+struct TrainingContext {
   kernels::Stream stream;
   TransientMemory transient = {};
   torch::Tensor scratch;  // of BackwardType, as many elements as the largest linear
@@ -40,19 +40,19 @@ torch::ScalarType BackwardType(bool bf16_compute, const kernels::Stream& stream)
 
 // weight [K] f32; its gradient is computed if it requires one. `type`: of the result (default: x's), and of the copy of
 // x that is kept for the backward pass; bf16 takes half the memory.
-torch::Tensor ApplyRmsNorm(const torch::Tensor& x, const torch::Tensor& weight, double eps, AutogradContext& context,
+torch::Tensor ApplyRmsNorm(const torch::Tensor& x, const torch::Tensor& weight, double eps, TrainingContext& context,
                            std::optional<torch::ScalarType> type = std::nullopt);
 // Gradients to x, in `type` (default: x's), and to weight (undefined if it requires none). rstd: 1/rms of each row.
 std::pair<torch::Tensor, torch::Tensor> RmsNormGradients(const torch::Tensor& x, const torch::Tensor& weight,
                                                          const torch::Tensor& rstd, const torch::Tensor& grad_y,
-                                                         AutogradContext& context,
+                                                         TrainingContext& context,
                                                          std::optional<torch::ScalarType> type = std::nullopt);
 // Rotates in place: x must be a new tensor that nothing else reads.
 torch::Tensor ApplyRope(const torch::Tensor& x, std::int64_t num_heads, const std::int32_t* position, const float* cos,
-                        const float* sin, std::int64_t table_positions, AutogradContext& context);
+                        const float* sin, std::int64_t table_positions, TrainingContext& context);
 // `type` as in ApplyRmsNorm.
 torch::Tensor ApplyGatedMul(kernels::Activation activation, const torch::Tensor& gate, const torch::Tensor& up,
-                            AutogradContext& context, std::optional<torch::ScalarType> type = std::nullopt);
+                            TrainingContext& context, std::optional<torch::ScalarType> type = std::nullopt);
 // Rows of a product are padded to a multiple of this. For torch's bf16 products, oneDNN builds and keeps a primitive
 // for every new shape: ragged batches made new ones each step, slowly, and memory grew by some 25 MiB per step.
 inline constexpr std::int64_t kRowQuantum = 64;

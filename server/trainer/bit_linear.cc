@@ -17,12 +17,11 @@ namespace {
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using Context = nibble::trainer::AutogradContext;
 
 // Computes grad [N, K] f32, the gradient of the master, from grad_ternary, the gradient of its ternary form. The two
 // may be the same tensor.
 void EstimateGradient(const Tensor& master, const Tensor& scale, const BitLinearOptions& options,
-                      const Tensor& grad_ternary, const Tensor& grad, const Context& context) {
+                      const Tensor& grad_ternary, const Tensor& grad, const TrainingContext& context) {
   ThrowIfError(kernels::TernariseBackward({.w = ViewOf(master),
                                            .scale = scale.data_ptr<float>()[0],
                                            .grad_y = ViewOf(grad_ternary),
@@ -36,7 +35,7 @@ struct BitLinearFunction : torch::autograd::Function<BitLinearFunction> {
   // `x` carries the gradient of `shared` rows; if `shared` is null, x is quantized here.
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& master, const std::optional<Tensor>& bias,
                         const BitWeight* weight, const CodedRows* shared, const BitLinearOptions* options,
-                        Context* context) {
+                        TrainingContext* context) {
     Remember(ctx, "context", context);
     Remember(ctx, "options", options);
     ThrowIfCancelled(context->cancelled);
@@ -58,7 +57,7 @@ struct BitLinearFunction : torch::autograd::Function<BitLinearFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    auto& context = Recall<Context>(ctx, "context");
+    auto& context = Recall<TrainingContext>(ctx, "context");
     const auto& options = Recall<const BitLinearOptions>(ctx, "options");
     const variable_list saved = ctx->get_saved_variables();
     ThrowIfCancelled(context.cancelled);
@@ -98,18 +97,19 @@ Tensor Between(const Tensor& x, Tensor quantized, double share) { return quantiz
 
 struct PartlyBitLinearFunction : torch::autograd::Function<PartlyBitLinearFunction> {
   // The linear's two operands.
-  static Tensor Rows(const Tensor& x, const CodedRows& rows, double share, const Context& context) {
+  static Tensor Rows(const Tensor& x, const CodedRows& rows, double share, const TrainingContext& context) {
     return Between(AsRows(x), rows.Values(context.stream), share);
   }
   static Tensor Weight(const Tensor& master, const kernels::PackedTernaryWeight& ternary, double share,
-                       const Context& context) {
+                       const TrainingContext& context) {
     const Tensor values = torch::empty(master.sizes(), torch::kFloat32);
     ThrowIfError(kernels::DequantizeTernary({.w = ternary, .out = ViewOf(values)}, context.stream));
     return Between(master, values, share);
   }
 
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& master, const std::optional<Tensor>& bias,
-                        const BitWeight* weight, const BitLinearOptions* options, double share, Context* context) {
+                        const BitWeight* weight, const BitLinearOptions* options, double share,
+                        TrainingContext* context) {
     Remember(ctx, "context", context);
     Remember(ctx, "options", options);
     Remember(ctx, "weight", weight);
@@ -126,7 +126,7 @@ struct PartlyBitLinearFunction : torch::autograd::Function<PartlyBitLinearFuncti
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    auto& context = Recall<Context>(ctx, "context");
+    auto& context = Recall<TrainingContext>(ctx, "context");
     const auto& options = Recall<const BitLinearOptions>(ctx, "options");
     const auto& weight = Recall<const BitWeight>(ctx, "weight");
     const double share = ctx->saved_data["share"].toDouble();
@@ -188,13 +188,13 @@ kernels::PackedTernaryWeight BitWeight::packed() const {
 }
 
 Tensor ApplyBitLinear(const CodedInput& input, const BitWeight& weight, const BitLinearOptions& options,
-                      Context& context) {
+                      TrainingContext& context) {
   return BitLinearFunction::apply(input.x, weight.master, BiasOf(weight), &weight, input.rows.get(), &options,
                                   &context);
 }
 
 Tensor ApplyPartlyBitLinear(const Tensor& x, const BitWeight& weight, const BitLinearOptions& options, double share,
-                            Context& context) {
+                            TrainingContext& context) {
   return PartlyBitLinearFunction::apply(x, weight.master, BiasOf(weight), &weight, &options, share, &context);
 }
 

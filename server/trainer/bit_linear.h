@@ -30,7 +30,7 @@ struct BitWeight {
 // the scales. With estimators other than identity, it also keeps the master by reference. If x is quantized here and
 // its scale has a gradient, it also keeps x.
 torch::Tensor ApplyBitLinear(const CodedInput& input, const BitWeight& weight, const BitLinearOptions& options,
-                             AutogradContext& context);
+                             TrainingContext& context);
 
 // The same linear while quantization is not complete, in float products: y = X W^T + bias, where X = x + share *
 // (quantized(x) - x), and W lies likewise between the master and its ternary form. Gradients pass straight through both
@@ -41,6 +41,6 @@ torch::Tensor ApplyBitLinear(const CodedInput& input, const BitWeight& weight, c
 // reference: it must outlive the graph, as options and context must. Source: warm-up quantization of Hugging Face's
 // "Fine-tuning LLMs to 1.58bit", x + lambda * (quant(x) - x).detach().
 torch::Tensor ApplyPartlyBitLinear(const torch::Tensor& x, const BitWeight& weight, const BitLinearOptions& options,
-                                   double share, AutogradContext& context);
+                                   double share, TrainingContext& context);
 
 }  // namespace nibble::trainer

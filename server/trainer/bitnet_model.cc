@@ -51,7 +51,7 @@ class BitLinears : public CodedLinears {
   }
   const CodedRowOptions& rows() const override { return options_; }
   Tensor Apply(const CodedInput& input, std::int64_t layer, LinearKind kind, std::uint64_t /*draw*/,
-               AutogradContext& context) override {
+               TrainingContext& context) override {
     const Weights& linear = Linear(layer, kind);
     if (StaysFloat(kind)) return ApplyDenseLinear(input.x, linear.dense, linear.ternary.bias, context);
     if (share_ < 1.0) return ApplyPartlyBitLinear(input.x, linear.ternary, options_, share_, context);

@@ -40,7 +40,7 @@ struct BitNetOptions {
   bool bf16_masters = false;  // of all weights, and of their gradients
   bool activation_checkpointing = false;
   std::int64_t max_positions = 0;
-  base::Cancelled cancelled = {};  // AutogradContext::cancelled; also called for every tensor when the model is made
+  base::Cancelled cancelled = {};  // TrainingContext::cancelled; also called for every tensor when the model is made
 };
 
 // Starts from `base`, which must be f32 or bf16. A norm that `config` has and the base lacks starts as 1, with one

@@ -18,12 +18,11 @@ namespace {
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using Context = nibble::trainer::AutogradContext;
 
 // Appends the losses of the rows `index`, which are `rows` from `begin` on, to *losses. Returns the gradients to their
 // logits, times scale: CrossEntropy writes them over the logits.
 Tensor ChunkLosses(const Tensor& hidden, const Tensor& head, const LossRows& rows, const Tensor& index,
-                   std::int64_t begin, double scale, std::vector<float>* losses, Context& context) {
+                   std::int64_t begin, double scale, std::vector<float>* losses, TrainingContext& context) {
   ThrowIfCancelled(context.cancelled);
   const std::int64_t count = index.size(0);
   const Tensor rows_of = PadTo(hidden.index_select(0, index), hidden.scalar_type());
@@ -50,7 +49,7 @@ void ForEachLossChunk(const LossRows& rows, Body body) {
 // Returns the sum of the losses. Stores the gradient to `hidden`, times scale, in *grad_hidden. Adds the gradient to
 // the head, times scale, to *grad_head, unless that is null.
 double LossAndGradients(const Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets,
-                        double scale, Tensor* grad_hidden, Tensor* grad_head, Context& context) {
+                        double scale, Tensor* grad_hidden, Tensor* grad_head, TrainingContext& context) {
   const LossRows rows = RowsWithTarget(targets);
   const torch::ScalarType type = head.backward.scalar_type();
   *grad_hidden = torch::zeros_like(hidden);
@@ -68,7 +67,8 @@ double LossAndGradients(const Tensor& hidden, const FrozenHead& head, const std:
 
 struct ChunkedLossFunction : torch::autograd::Function<ChunkedLossFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const FrozenHead* head,
-                        const std::vector<std::int32_t>* targets, double scale, double* loss_sum, Context* context) {
+                        const std::vector<std::int32_t>* targets, double scale, double* loss_sum,
+                        TrainingContext* context) {
     Tensor gradient;
     *loss_sum = LossAndGradients(hidden, *head, *targets, scale, &gradient, nullptr, *context);
     ctx->save_for_backward({gradient});
@@ -83,7 +83,8 @@ struct ChunkedLossFunction : torch::autograd::Function<ChunkedLossFunction> {
 
 struct TrainedHeadLossFunction : torch::autograd::Function<TrainedHeadLossFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& master, const TrainedHead* head,
-                        const std::vector<std::int32_t>* targets, double scale, double* loss_sum, Context* context) {
+                        const std::vector<std::int32_t>* targets, double scale, double* loss_sum,
+                        TrainingContext* context) {
     Tensor grad_hidden, grad_head = torch::zeros(master.sizes(), torch::kFloat32);
     *loss_sum = LossAndGradients(hidden, head->read, *targets, scale, &grad_hidden, &grad_head, *context);
     ctx->save_for_backward({grad_hidden, grad_head});
@@ -118,17 +119,17 @@ void TrainedHead::Read(torch::ScalarType served, torch::ScalarType backward) {
 }
 
 Tensor ApplyChunkedLoss(const Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets,
-                        double scale, double* loss_sum, Context& context) {
+                        double scale, double* loss_sum, TrainingContext& context) {
   return ChunkedLossFunction::apply(hidden, &head, &targets, scale, loss_sum, &context);
 }
 
 Tensor ApplyTrainedHeadLoss(const Tensor& hidden, const TrainedHead& head, const std::vector<std::int32_t>& targets,
-                            double scale, double* loss_sum, Context& context) {
+                            double scale, double* loss_sum, TrainingContext& context) {
   return TrainedHeadLossFunction::apply(hidden, head.master, &head, &targets, scale, loss_sum, &context);
 }
 
 std::vector<float> RowLosses(const Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets,
-                             Context& context) {
+                             TrainingContext& context) {
   const torch::NoGradGuard no_gradients;
   const LossRows rows = RowsWithTarget(targets);
   std::vector<float> losses;

@@ -37,13 +37,13 @@ struct TrainedHead {
 // head.served's type. Stores the unscaled sum in *loss_sum.
 torch::Tensor ApplyChunkedLoss(const torch::Tensor& hidden, const FrozenHead& head,
                                const std::vector<std::int32_t>& targets, double scale, double* loss_sum,
-                               AutogradContext& context);
+                               TrainingContext& context);
 // Same through a trained head: gradients go to hidden and to the head's master.
 torch::Tensor ApplyTrainedHeadLoss(const torch::Tensor& hidden, const TrainedHead& head,
                                    const std::vector<std::int32_t>& targets, double scale, double* loss_sum,
-                                   AutogradContext& context);
+                                   TrainingContext& context);
 // The loss of each row, in the order of RowsWithTarget.
 std::vector<float> RowLosses(const torch::Tensor& hidden, const FrozenHead& head,
-                             const std::vector<std::int32_t>& targets, AutogradContext& context);
+                             const std::vector<std::int32_t>& targets, TrainingContext& context);
 
 }  // namespace nibble::trainer

@@ -93,7 +93,7 @@ class CodedModel : public ExactModel {
   const model::ModelConfig config_;
   const CodedModelOptions options_;
   const std::unique_ptr<CodedLinears> linears_;
-  AutogradContext context_;
+  TrainingContext context_;
   std::vector<std::array<Tensor, model::kNumNorms>> norms_;  // undefined where the model lacks the norm
   std::vector<std::array<Tensor, model::kNumLinearKinds>> biases_;
   Tensor final_norm_;

@@ -60,7 +60,7 @@ class CodedLinears {
   virtual const CodedRowOptions& rows() const = 0;
   // `draw`: number of the micro-batch in the run.
   virtual torch::Tensor Apply(const CodedInput& input, std::int64_t layer, model::LinearKind kind, std::uint64_t draw,
-                              AutogradContext& context) = 0;
+                              TrainingContext& context) = 0;
   // Sets the served form, without the bias; valid until EndServing.
   virtual void Serve(std::int64_t layer, model::LinearKind kind, model::LinearWeight& weight) = 0;
   // Frees the memory that only the served form needs.
@@ -78,7 +78,7 @@ struct CodedModelOptions {
   kernels::DType kv_dtype = kernels::DType::kBF16;
   // Type of the embedding in the served model; a tied one has the head's, bf16.
   kernels::DType embedding_dtype = kernels::DType::kBF16;
-  base::Cancelled cancelled = {};  // AutogradContext::cancelled; also called for every tensor when the model is made
+  base::Cancelled cancelled = {};  // TrainingContext::cancelled; also called for every tensor when the model is made
 };
 
 // Makes the parameters: embedding, layers, final norm, head. A norm that `config` has and the base lacks starts as 1,

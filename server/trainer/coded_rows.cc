@@ -17,7 +17,6 @@ namespace {
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using Context = nibble::trainer::AutogradContext;
 
 CodedRows MakeRows(std::int64_t rows, std::int64_t cols, const CodedRowOptions& options) {
   const torch::ScalarType type = options.activations.bits == 16 ? torch::kInt16 : torch::kInt8;
@@ -33,7 +32,7 @@ CodedRows MakeRows(std::int64_t rows, std::int64_t cols, const CodedRowOptions& 
 
 struct NormRowsFunction : torch::autograd::Function<NormRowsFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, double eps,
-                        const CodedRowOptions* options, Context* context, CodedRows* rows) {
+                        const CodedRowOptions* options, TrainingContext* context, CodedRows* rows) {
     Remember(ctx, "context", context);
     Remember(ctx, "options", options);
     *rows = MakeRows(NumRows(x), x.size(-1), *options);
@@ -60,7 +59,7 @@ struct NormRowsFunction : torch::autograd::Function<NormRowsFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    auto& context = Recall<Context>(ctx, "context");
+    auto& context = Recall<TrainingContext>(ctx, "context");
     const auto& options = Recall<const CodedRowOptions>(ctx, "options");
     const variable_list saved = ctx->get_saved_variables();
     const Tensor& x = saved[0];
@@ -92,7 +91,7 @@ std::vector<std::int64_t> ShapeWith(const Tensor& x, std::int64_t last) {
   return shape;
 }
 
-CodedRows QuantizeRows(const Tensor& x, const CodedRowOptions& options, const Context& context) {
+CodedRows QuantizeRows(const Tensor& x, const CodedRowOptions& options, const TrainingContext& context) {
   CodedRows rows = MakeRows(NumRows(x), x.size(-1), options);
   ThrowIfError(kernels::QuantizeActivations(
       {.x = ViewOf(x), .out = rows.view(), .max_outliers = options.max_outliers, .how = options.activations},
@@ -100,7 +99,7 @@ CodedRows QuantizeRows(const Tensor& x, const CodedRowOptions& options, const Co
   return rows;
 }
 
-CodedInput WithRows(const CodedInput& input, const CodedRowOptions& options, const Context& context) {
+CodedInput WithRows(const CodedInput& input, const CodedRowOptions& options, const TrainingContext& context) {
   if (input.rows != nullptr) return input;
   return {input.x, std::make_shared<CodedRows>(QuantizeRows(input.x, options, context))};
 }
@@ -110,7 +109,7 @@ bool ScaleHasGradient(const CodedRowOptions& options) {
 }
 
 void AddScaleGradient(const Tensor& x, const CodedRows& rows, const CodedRowOptions& options, const Tensor& grad,
-                      Context& context) {
+                      TrainingContext& context) {
   ThrowIfError(kernels::QuantizeInt8Backward({.x = ViewOf(x),
                                               .q = rows.view(),
                                               .how = options.activations,
@@ -147,7 +146,7 @@ Tensor CodedRows::Values(const kernels::Stream& stream) const {
 }
 
 CodedInput NormCodedInput(const Tensor& x, const Tensor& weight, double eps, const CodedRowOptions& options,
-                          Context& context) {
+                          TrainingContext& context) {
   auto rows = std::make_shared<CodedRows>();
   Tensor carrier = NormRowsFunction::apply(x, weight, eps, &options, &context, rows.get());
   return {std::move(carrier), std::move(rows)};

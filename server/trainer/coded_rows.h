@@ -40,22 +40,22 @@ struct CodedInput {
   std::shared_ptr<const CodedRows> rows;  // null: the linear quantizes x itself
 };
 
-CodedRows QuantizeRows(const torch::Tensor& x, const CodedRowOptions& options, const AutogradContext& context);
+CodedRows QuantizeRows(const torch::Tensor& x, const CodedRowOptions& options, const TrainingContext& context);
 
 // `input`, with rows made of x if it has none: so a node keeps the rows and not x.
-CodedInput WithRows(const CodedInput& input, const CodedRowOptions& options, const AutogradContext& context);
+CodedInput WithRows(const CodedInput& input, const CodedRowOptions& options, const TrainingContext& context);
 
 // rms_norm and quantizer in one node, for all linears that follow. Keeps x and one number per row; if the rows' scale
 // has a gradient, also the rows.
 CodedInput NormCodedInput(const torch::Tensor& x, const torch::Tensor& weight, double eps,
-                          const CodedRowOptions& options, AutogradContext& context);
+                          const CodedRowOptions& options, TrainingContext& context);
 
 // Whether a gradient flows through the rows' scale. Otherwise the gradient of the rows passes straight through: a scale
 // that is made from a row's own maximum clips nothing.
 bool ScaleHasGradient(const CodedRowOptions& options);
 // Adds the gradient through the scale of `rows`, which were made of x, to grad [T, K] f32, the gradient of the rows.
 void AddScaleGradient(const torch::Tensor& x, const CodedRows& rows, const CodedRowOptions& options,
-                      const torch::Tensor& grad, AutogradContext& context);
+                      const torch::Tensor& grad, TrainingContext& context);
 
 // Shapes of tensors in which all dimensions but the last are rows.
 std::int64_t NumRows(const torch::Tensor& x);

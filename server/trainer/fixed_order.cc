@@ -23,13 +23,12 @@ namespace {
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using Context = nibble::trainer::AutogradContext;
 
 constexpr std::int64_t kEmbeddingGrain = 64;  // minimum columns per thread: some cache lines
 
 struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& master, const Tensor& table,
-                        const std::vector<std::int32_t>* ids, Context* context) {
+                        const std::vector<std::int32_t>* ids, TrainingContext* context) {
     Tensor out = EmbeddingRows(*ids, table, *context);
     Remember(ctx, "context", context);
     ctx->saved_data["vocabulary"] = master.size(0);
@@ -39,7 +38,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     // Adds row by row in order. index_add_ would need its deterministic form, which sorts first. Threads split the
     // columns.
-    const auto& context = Recall<const Context>(ctx, "context");
+    const auto& context = Recall<const TrainingContext>(ctx, "context");
     const Tensor ids = ctx->get_saved_variables()[0];
     const Tensor g = grads[0].contiguous();
     Tensor grad = torch::zeros({ctx->saved_data["vocabulary"].toInt(), g.size(1)}, torch::kFloat32);
@@ -59,10 +58,10 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
 
 // For each kind of head: the logits; the matrix [V, K] of backward products, in `type`; and the gradient of the hidden
 // states, made from the gradient of their logits and that matrix.
-Tensor Logits(const Tensor& hidden, const DenseWeight& head, Context& context) {
+Tensor Logits(const Tensor& hidden, const DenseWeight& head, TrainingContext& context) {
   return DenseLogits(hidden, head, context);
 }
-Tensor BackwardOf(const DenseWeight& head, torch::ScalarType type, const Context& /*context*/) {
+Tensor BackwardOf(const DenseWeight& head, torch::ScalarType type, const TrainingContext& /*context*/) {
   return head.served.to(type);
 }
 Tensor GradientOfHidden(const Tensor& grad_logits, const DenseWeight& /*head*/, const Tensor& backward) {
@@ -70,10 +69,10 @@ Tensor GradientOfHidden(const Tensor& grad_logits, const DenseWeight& /*head*/, 
   return product.narrow(0, 0, grad_logits.size(0)).to(torch::kFloat32);
 }
 
-Tensor Logits(const Tensor& hidden, const Int8Head& head, Context& context) {
+Tensor Logits(const Tensor& hidden, const Int8Head& head, TrainingContext& context) {
   return Int8Logits(hidden, head, context);
 }
-Tensor BackwardOf(const Int8Head& head, torch::ScalarType type, const Context& context) {
+Tensor BackwardOf(const Int8Head& head, torch::ScalarType type, const TrainingContext& context) {
   Tensor codes = torch::empty({head.weight.rows, head.weight.cols}, type);
   UnpackInt8(head.weight, codes, context.stream);
   return codes;
@@ -87,7 +86,7 @@ Tensor GradientOfHidden(const Tensor& grad_logits, const Int8Head& head, const T
 // the head, times scale, to *grad_head, unless that is null.
 template <typename Head>
 double LossAndGradients(const Tensor& hidden, const Head& head, const std::vector<std::int32_t>& targets, double scale,
-                        Tensor* grad_hidden, Tensor* grad_head, Context& context) {
+                        Tensor* grad_hidden, Tensor* grad_head, TrainingContext& context) {
   const LossRows rows = RowsWithTarget(targets);
   const torch::ScalarType type = context.scratch.scalar_type();
   *grad_hidden = torch::zeros(hidden.sizes(), torch::kFloat32);
@@ -122,7 +121,8 @@ Tensor Times(const Tensor& saved, const Tensor& grad) {
 
 struct DenseLossFunction : torch::autograd::Function<DenseLossFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& master, const DenseWeight* head,
-                        const std::vector<std::int32_t>* targets, double scale, double* loss_sum, Context* context) {
+                        const std::vector<std::int32_t>* targets, double scale, double* loss_sum,
+                        TrainingContext* context) {
     Tensor grad_hidden, grad_head = torch::zeros(master.sizes(), torch::kFloat32);
     *loss_sum = LossAndGradients(hidden, *head, *targets, scale, &grad_hidden, &grad_head, *context);
     ctx->save_for_backward({grad_hidden, grad_head});
@@ -138,7 +138,8 @@ struct DenseLossFunction : torch::autograd::Function<DenseLossFunction> {
 template <typename Head>
 struct FrozenLossFunction : torch::autograd::Function<FrozenLossFunction<Head>> {
   static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const Head* head,
-                        const std::vector<std::int32_t>* targets, double scale, double* loss_sum, Context* context) {
+                        const std::vector<std::int32_t>* targets, double scale, double* loss_sum,
+                        TrainingContext* context) {
     Tensor grad_hidden;
     *loss_sum = LossAndGradients(hidden, *head, *targets, scale, &grad_hidden, nullptr, *context);
     ctx->save_for_backward({grad_hidden});
@@ -151,7 +152,7 @@ struct FrozenLossFunction : torch::autograd::Function<FrozenLossFunction<Head>> 
 
 struct DenseLinearFunction : torch::autograd::Function<DenseLinearFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& master, const std::optional<Tensor>& bias,
-                        const DenseWeight* weight, Context* context) {
+                        const DenseWeight* weight, TrainingContext* context) {
     ThrowIfCancelled(context->cancelled);
     Remember(ctx, "context", context);
     Remember(ctx, "weight", weight);
@@ -167,7 +168,7 @@ struct DenseLinearFunction : torch::autograd::Function<DenseLinearFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto& context = Recall<const Context>(ctx, "context");
+    const auto& context = Recall<const TrainingContext>(ctx, "context");
     const auto& weight = Recall<const DenseWeight>(ctx, "weight");
     ThrowIfCancelled(context.cancelled);
     const Tensor x = ctx->get_saved_variables()[0];
@@ -193,7 +194,7 @@ kernels::PackedDenseWeight DenseWeight::packed() const {
           served.size(0), served.size(1)};
 }
 
-Tensor EmbeddingRows(const std::vector<std::int32_t>& ids, const Tensor& table, Context& context) {
+Tensor EmbeddingRows(const std::vector<std::int32_t>& ids, const Tensor& table, TrainingContext& context) {
   const auto num_ids = static_cast<std::int64_t>(ids.size());
   Tensor out = torch::empty({num_ids, table.size(1)}, torch::kFloat32);
   ThrowIfError(kernels::Embedding(
@@ -203,30 +204,30 @@ Tensor EmbeddingRows(const std::vector<std::int32_t>& ids, const Tensor& table, 
 }
 
 Tensor ApplyEmbedding(const std::vector<std::int32_t>& ids, const Tensor& table, const Tensor& master,
-                      Context& context) {
+                      TrainingContext& context) {
   return EmbeddingFunction::apply(master, table, &ids, &context);
 }
 
-Tensor DenseLogits(const Tensor& hidden, const DenseWeight& head, Context& context) {
+Tensor DenseLogits(const Tensor& hidden, const DenseWeight& head, TrainingContext& context) {
   Tensor logits = torch::empty({hidden.size(0), head.served.size(0)}, torch::kFloat32);
   ThrowIfError(kernels::MatmulDense({.x = ViewOf(hidden), .w = head.packed(), .y = ViewOf(logits)}, context.stream));
   return logits;
 }
 
 Tensor ApplyDenseLoss(const Tensor& hidden, const DenseWeight& head, const std::vector<std::int32_t>& targets,
-                      double scale, double* loss_sum, Context& context) {
+                      double scale, double* loss_sum, TrainingContext& context) {
   if (!head.master.defined()) {
     return FrozenLossFunction<DenseWeight>::apply(hidden, &head, &targets, scale, loss_sum, &context);
   }
   return DenseLossFunction::apply(hidden, head.master, &head, &targets, scale, loss_sum, &context);
 }
 
-Tensor ApplyDenseLinear(const Tensor& x, const DenseWeight& weight, const Tensor& bias, Context& context) {
+Tensor ApplyDenseLinear(const Tensor& x, const DenseWeight& weight, const Tensor& bias, TrainingContext& context) {
   const auto bias_f32 = bias.defined() ? std::optional<Tensor>(bias.to(torch::kFloat32)) : std::nullopt;
   return DenseLinearFunction::apply(x, weight.master, bias_f32, &weight, &context);
 }
 
-Tensor Int8Logits(const Tensor& hidden, const Int8Head& head, Context& context) {
+Tensor Int8Logits(const Tensor& hidden, const Int8Head& head, TrainingContext& context) {
   Tensor logits = torch::empty({hidden.size(0), head.weight.rows}, torch::kFloat32);
   if (head.float_rows) {
     ThrowIfError(
@@ -239,7 +240,7 @@ Tensor Int8Logits(const Tensor& hidden, const Int8Head& head, Context& context) 
 }
 
 Tensor ApplyInt8Loss(const Tensor& hidden, const Int8Head& head, const std::vector<std::int32_t>& targets, double scale,
-                     double* loss_sum, Context& context) {
+                     double* loss_sum, TrainingContext& context) {
   return FrozenLossFunction<Int8Head>::apply(hidden, &head, &targets, scale, loss_sum, &context);
 }
 

@@ -16,10 +16,10 @@
 namespace nibble::trainer {
 
 // Rows [T, K] f32 of `table` [V, K] by id, without gradients.
-torch::Tensor EmbeddingRows(const std::vector<std::int32_t>& ids, const torch::Tensor& table, AutogradContext& context);
+torch::Tensor EmbeddingRows(const std::vector<std::int32_t>& ids, const torch::Tensor& table, TrainingContext& context);
 // The same. `table` is `master` rounded; the gradient goes to `master`.
 torch::Tensor ApplyEmbedding(const std::vector<std::int32_t>& ids, const torch::Tensor& table,
-                             const torch::Tensor& master, AutogradContext& context);
+                             const torch::Tensor& master, TrainingContext& context);
 
 // A float weight [N, K], of the head or of a linear, in three forms: the trained master, the rounded form that is
 // served, and the served form in panels.
@@ -34,17 +34,17 @@ struct DenseWeight {
 };
 
 // Logits [T, V] f32, without gradients.
-torch::Tensor DenseLogits(const torch::Tensor& hidden, const DenseWeight& head, AutogradContext& context);
+torch::Tensor DenseLogits(const torch::Tensor& hidden, const DenseWeight& head, TrainingContext& context);
 // Like ApplyChunkedLoss, but in the fixed order: gradients go to hidden, and to the head's master if it has one.
 torch::Tensor ApplyDenseLoss(const torch::Tensor& hidden, const DenseWeight& head,
                              const std::vector<std::int32_t>& targets, double scale, double* loss_sum,
-                             AutogradContext& context);
+                             TrainingContext& context);
 
 // y [T, N] f32 = x W^T + bias of a linear that stays float, as one node, which keeps x [T, K] f32. bias: undefined, or
 // [N]. Backward products have the scratch's type and read the served weight; its gradient goes to the master unchanged.
 // `weight` must outlive the graph.
 torch::Tensor ApplyDenseLinear(const torch::Tensor& x, const DenseWeight& weight, const torch::Tensor& bias,
-                               AutogradContext& context);
+                               TrainingContext& context);
 
 // The frozen int8 head of an int8 base. Hidden states become codes, unless linears of the model read float rows.
 struct Int8Head {
@@ -55,8 +55,8 @@ struct Int8Head {
 
 // As DenseLogits and ApplyDenseLoss. The gradient of hidden is that of the codes times their scales; it passes straight
 // through the quantizer of hidden.
-torch::Tensor Int8Logits(const torch::Tensor& hidden, const Int8Head& head, AutogradContext& context);
+torch::Tensor Int8Logits(const torch::Tensor& hidden, const Int8Head& head, TrainingContext& context);
 torch::Tensor ApplyInt8Loss(const torch::Tensor& hidden, const Int8Head& head, const std::vector<std::int32_t>& targets,
-                            double scale, double* loss_sum, AutogradContext& context);
+                            double scale, double* loss_sum, TrainingContext& context);
 
 }  // namespace nibble::trainer

@@ -14,7 +14,6 @@ namespace {
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using Context = nibble::trainer::AutogradContext;
 
 // The weight in `type`. On machines whose backward products are f32 although compute is bf16, these read the master.
 Tensor WeightIn(const FloatLinear& linear, torch::ScalarType type) {
@@ -23,7 +22,7 @@ Tensor WeightIn(const FloatLinear& linear, torch::ScalarType type) {
 
 struct FloatLinearFunction : torch::autograd::Function<FloatLinearFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& master, const FloatLinear* linear,
-                        Context* context) {
+                        TrainingContext* context) {
     ThrowIfCancelled(context->cancelled);
     Remember(ctx, "context", context);
     Remember(ctx, "linear", linear);
@@ -35,7 +34,7 @@ struct FloatLinearFunction : torch::autograd::Function<FloatLinearFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    Context& context = Recall<Context>(ctx, "context");
+    TrainingContext& context = Recall<TrainingContext>(ctx, "context");
     ThrowIfCancelled(context.cancelled);
     const auto& linear = Recall<const FloatLinear>(ctx, "linear");
     const Tensor x = ctx->get_saved_variables()[0];
@@ -59,7 +58,7 @@ void FloatLinear::Round() {
   rounded.copy_(master);
 }
 
-Tensor ApplyFloatLinear(const Tensor& x, const FloatLinear& linear, Context& context) {
+Tensor ApplyFloatLinear(const Tensor& x, const FloatLinear& linear, TrainingContext& context) {
   const Tensor y = FloatLinearFunction::apply(x, linear.master, &linear, &context);
   return linear.bias.defined() ? y + linear.bias : y;
 }

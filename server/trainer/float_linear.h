@@ -16,6 +16,6 @@ struct FloatLinear {
 
 // y = x W^T + bias. An f32 x [T, K] is multiplied by the master, which is then f32 too; a bf16 x by the rounded weight.
 // The result is [T, N] f32. Backward products have the scratch's type.
-torch::Tensor ApplyFloatLinear(const torch::Tensor& x, const FloatLinear& linear, AutogradContext& context);
+torch::Tensor ApplyFloatLinear(const torch::Tensor& x, const FloatLinear& linear, TrainingContext& context);
 
 }  // namespace nibble::trainer

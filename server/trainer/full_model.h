@@ -30,7 +30,7 @@ struct FullOptions {
   bool random_init = false;  // the base gives only the shapes
   std::uint64_t init_seed = 0;
   std::int64_t max_positions = 0;  // of the rope table
-  base::Cancelled cancelled = {};  // AutogradContext::cancelled; also called for every tensor while the model is made
+  base::Cancelled cancelled = {};  // TrainingContext::cancelled; also called for every tensor while the model is made
 };
 
 class FullModel : public TrainingModel {

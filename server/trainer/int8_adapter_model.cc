@@ -58,7 +58,7 @@ class Int8AdapterLinears : public CodedLinears {
   }
   const CodedRowOptions& rows() const override { return rows_; }
   Tensor Apply(const CodedInput& input, std::int64_t layer, LinearKind kind, std::uint64_t draw,
-               AutogradContext& context) override {
+               TrainingContext& context) override {
     std::optional<DropoutKey> key;
     if (drops_) key = KeyOf(options_.dropout_seed, draw, layer, kind);
     return ApplyAdapterLinear(reads_codes(kind) ? WithRows(input, rows_, context) : input, Of(layers_, layer, kind),

@@ -18,7 +18,6 @@ namespace {
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using Context = nibble::trainer::AutogradContext;
 
 // Operands of a linear, by which draws of stochastic rounding are kept apart.
 enum class Operand : std::uint64_t { kInput, kWeight, kGradRows, kGradColumns };
@@ -58,7 +57,7 @@ Tensor WeightIn(const Int8Weight& weight, torch::ScalarType type) {
 struct Int8LinearFunction : torch::autograd::Function<Int8LinearFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& master, const Int8Weight* weight,
                         const CodedRows* shared, const Int8LinearOptions* options, std::int64_t draw,
-                        Context* context) {
+                        TrainingContext* context) {
     ThrowIfCancelled(context->cancelled);
     Remember(ctx, "context", context);
     Remember(ctx, "options", options);
@@ -96,7 +95,7 @@ struct Int8LinearFunction : torch::autograd::Function<Int8LinearFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    auto& context = Recall<Context>(ctx, "context");
+    auto& context = Recall<TrainingContext>(ctx, "context");
     const auto& options = Recall<const Int8LinearOptions>(ctx, "options");
     const auto& weight = Recall<const Int8Weight>(ctx, "weight");
     ThrowIfCancelled(context.cancelled);
@@ -162,7 +161,7 @@ void Int8Weight::QuantizeForward(const Int8LinearOptions& options, std::uint64_t
 }
 
 Tensor ApplyInt8Linear(const CodedInput& input, const Int8Weight& weight, const Int8LinearOptions& options,
-                       std::uint64_t draw, Context& context) {
+                       std::uint64_t draw, TrainingContext& context) {
   const Tensor y = Int8LinearFunction::apply(input.x, weight.master, &weight, input.rows.get(), &options,
                                              static_cast<std::int64_t>(draw), &context);
   return weight.bias.defined() ? y + weight.bias : y;

@@ -34,6 +34,6 @@ struct Int8Weight {
 // instead of x. x without rows, f32 or bf16: the product quantizes x or reads it as it is, and the node keeps x.
 // Float backward products have the scratch's type.
 torch::Tensor ApplyInt8Linear(const CodedInput& input, const Int8Weight& weight, const Int8LinearOptions& options,
-                              std::uint64_t draw, AutogradContext& context);
+                              std::uint64_t draw, TrainingContext& context);
 
 }  // namespace nibble::trainer

@@ -35,7 +35,7 @@ class Int8Linears : public CodedLinears {
   }
   const CodedRowOptions& rows() const override { return options_.rows; }
   Tensor Apply(const CodedInput& input, std::int64_t layer, LinearKind kind, std::uint64_t draw,
-               AutogradContext& context) override {
+               TrainingContext& context) override {
     return ApplyInt8Linear(WithRows(input, options_.rows, context), Linear(layer, kind), options_, draw, context);
   }
   void Serve(std::int64_t layer, LinearKind kind, model::LinearWeight& weight) override {

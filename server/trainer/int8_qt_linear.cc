@@ -16,11 +16,10 @@ namespace {
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using Context = nibble::trainer::AutogradContext;
 
 struct Int8QtLinearFunction : torch::autograd::Function<Int8QtLinearFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const CodedRows* rows, const Int8QtWeight* weight,
-                        Int8Panels* panels, Context* context) {
+                        Int8Panels* panels, TrainingContext* context) {
     ThrowIfCancelled(context->cancelled);
     Remember(ctx, "context", context);
     Remember(ctx, "weight", weight);
@@ -38,7 +37,7 @@ struct Int8QtLinearFunction : torch::autograd::Function<Int8QtLinearFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    auto& context = Recall<Context>(ctx, "context");
+    auto& context = Recall<TrainingContext>(ctx, "context");
     const auto& weight = Recall<const Int8QtWeight>(ctx, "weight");
     ThrowIfCancelled(context.cancelled);
     const variable_list saved = ctx->get_saved_variables();
@@ -87,7 +86,8 @@ kernels::PackedInt8Weight Int8QtWeight::Pack(Int8Panels& panels, const kernels::
   return {tiles, scale.data_ptr<float>(), row_sum, n, k, kernels::Int8PaddedK(k)};
 }
 
-Tensor ApplyInt8QtLinear(const CodedInput& input, const Int8QtWeight& weight, Int8Panels& panels, Context& context) {
+Tensor ApplyInt8QtLinear(const CodedInput& input, const Int8QtWeight& weight, Int8Panels& panels,
+                         TrainingContext& context) {
   const Tensor y = Int8QtLinearFunction::apply(input.x, input.rows.get(), &weight, &panels, &context);
   return weight.bias.defined() ? y + weight.bias : y;
 }

@@ -38,6 +38,6 @@ struct Int8QtWeight {
 // bf16) if it has none. Backward: the gradient of the rows is (g * scale) codes, that of the weight is g^T rows, both
 // in the scratch's type; codes are exact in bf16. The gradient of x has x's type.
 torch::Tensor ApplyInt8QtLinear(const CodedInput& input, const Int8QtWeight& weight, Int8Panels& panels,
-                                AutogradContext& context);
+                                TrainingContext& context);
 
 }  // namespace nibble::trainer

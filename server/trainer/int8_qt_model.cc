@@ -58,7 +58,7 @@ class Int8QtLinears : public CodedLinears {
   torch::ScalarType float_rows() const override { return options_.float_rows ? torch::kBFloat16 : torch::kFloat32; }
 
   Tensor Apply(const CodedInput& input, std::int64_t layer, LinearKind kind, std::uint64_t /*draw*/,
-               AutogradContext& context) override {
+               TrainingContext& context) override {
     return ApplyInt8QtLinear(options_.float_rows ? input : WithRows(input, rows_, context), Linear(layer, kind),
                              panels_, context);
   }

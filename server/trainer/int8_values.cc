@@ -13,9 +13,9 @@
 namespace nibble::trainer {
 namespace {
 
-constexpr std::int64_t kGrain = 1 << 16;  // minimum elements per thread
-
-std::int64_t RowsPerThread(const TensorRef& tensor) { return std::max<std::int64_t>(1, kGrain / tensor.block); }
+std::int64_t RowsPerThread(const TensorRef& tensor) {
+  return std::max<std::int64_t>(1, kElementsPerThread / tensor.block);
+}
 
 }  // namespace
 

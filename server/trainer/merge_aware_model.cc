@@ -62,7 +62,7 @@ class MergedLinears : public CodedLinears {
   }
   const CodedRowOptions& rows() const override { return rows_; }
   Tensor Apply(const CodedInput& input, std::int64_t layer, LinearKind kind, std::uint64_t /*draw*/,
-               AutogradContext& context) override {
+               TrainingContext& context) override {
     return ApplyMergedLinear(WithRows(input, rows_, context), Linear(layer, kind), context);
   }
   void Serve(std::int64_t layer, LinearKind kind, model::LinearWeight& weight) override {

@@ -16,10 +16,9 @@ namespace {
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using Context = nibble::trainer::AutogradContext;
 
 Tensor Forward(AutogradContext* ctx, const Tensor& x, const CodedRows& rows, const MergedWeight* weight,
-               Context* context) {
+               TrainingContext* context) {
   ThrowIfCancelled(context->cancelled);
   Remember(ctx, "context", context);
   Remember(ctx, "weight", weight);
@@ -29,7 +28,7 @@ Tensor Forward(AutogradContext* ctx, const Tensor& x, const CodedRows& rows, con
 }
 
 // g W [T, K] f32, with the codes of W in the scratch.
-Tensor InputGradient(const Tensor& g, const MergedWeight& weight, Context& context) {
+Tensor InputGradient(const Tensor& g, const MergedWeight& weight, TrainingContext& context) {
   const Tensor codes =
       context.scratch.narrow(0, 0, weight.base.rows * weight.base.cols).view({weight.base.rows, weight.base.cols});
   UnpackInt8(weight.merged.view(), codes, context.stream);
@@ -39,11 +38,11 @@ Tensor InputGradient(const Tensor& g, const MergedWeight& weight, Context& conte
 // Without an adapter. A separate function, because torch accepts no undefined tensors as inputs.
 struct FrozenMergedFunction : torch::autograd::Function<FrozenMergedFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const CodedRows* rows, const MergedWeight* weight,
-                        Context* context) {
+                        TrainingContext* context) {
     return Forward(ctx, x, *rows, weight, context);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    auto& context = Recall<Context>(ctx, "context");
+    auto& context = Recall<TrainingContext>(ctx, "context");
     ThrowIfCancelled(context.cancelled);
     Tensor grad_x;
     if (ctx->needs_input_grad(0)) {
@@ -55,7 +54,7 @@ struct FrozenMergedFunction : torch::autograd::Function<FrozenMergedFunction> {
 
 struct MergedFunction : torch::autograd::Function<MergedFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& a, const Tensor& b, const CodedRows* rows,
-                        const MergedWeight* weight, Context* context) {
+                        const MergedWeight* weight, TrainingContext* context) {
     const Tensor y = Forward(ctx, x, *rows, weight, context);
     ctx->saved_data["cols"] = rows->cols;
     variable_list kept = {a, b};
@@ -65,7 +64,7 @@ struct MergedFunction : torch::autograd::Function<MergedFunction> {
     return y;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    auto& context = Recall<Context>(ctx, "context");
+    auto& context = Recall<TrainingContext>(ctx, "context");
     const auto& weight = Recall<const MergedWeight>(ctx, "weight");
     ThrowIfCancelled(context.cancelled);
     const variable_list saved = ctx->get_saved_variables();
@@ -100,7 +99,7 @@ void MergedWeight::Merge(MergeScratch& scratch, const kernels::Stream& stream) {
   merged = PackInt8Rows(values, {}, stream);
 }
 
-Tensor ApplyMergedLinear(const CodedInput& input, const MergedWeight& weight, Context& context) {
+Tensor ApplyMergedLinear(const CodedInput& input, const MergedWeight& weight, TrainingContext& context) {
   const CodedRows* rows = input.rows.get();
   const Tensor y = weight.lora_a.defined()
                        ? MergedFunction::apply(input.x, weight.lora_a, weight.lora_b, rows, &weight, &context)

@@ -8,11 +8,7 @@
 #include "server/trainer/float_values.h"
 
 namespace nibble::trainer {
-namespace {
-
-constexpr std::int64_t kGrain = 1 << 16;  // minimum elements per thread
-
-}  // namespace
+namespace {}  // namespace
 
 Optimizer::Optimizer(const jobs::OptimConfig& config)
     : kind_(config.optimizer == "sgd"          ? Kind::kSgd
@@ -82,7 +78,7 @@ absl::Status Optimizer::Step(std::int64_t step, double lr, const TensorRef& para
   const auto run = [&](const auto& update) {
     WithElements(parameter, [&](auto* values) {
       WithElements(gradient, [&](const auto* gradients) {
-        stream.ParallelFor(parameter.count, kGrain, [&](std::int64_t begin, std::int64_t end) {
+        stream.ParallelFor(parameter.count, kElementsPerThread, [&](std::int64_t begin, std::int64_t end) {
           UpdateElements(values, begin, end, draws, step,
                          [&](std::int64_t i, float& value) { update(kernels::ToFloat(gradients[i]), i, value); });
         });

@@ -21,7 +21,6 @@ namespace {
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using Context = nibble::trainer::AutogradContext;
 
 // Segments are padded to a multiple of this: for torch's bf16 attention, oneDNN keeps a primitive for every new shape,
 // and examples of all lengths would always make new ones. It is also the smallest block of queries of torch's kernel,
@@ -96,7 +95,7 @@ Tensor PaddedLogSumExp(const Tensor& all, const Segment& segment, const Heads& h
 
 // The result [T, H*d] of `type` and the logsumexp [num_tokens, H]. Overwrites the cache.
 std::pair<Tensor, Tensor> Attend(const Tensor& q, const Tensor& k, const Tensor& v, const PagedSegments& segments,
-                                 const Heads& heads, torch::ScalarType type, const Context& context) {
+                                 const Heads& heads, torch::ScalarType type, const TrainingContext& context) {
   const std::int64_t num_tokens = segments.num_tokens(), num_heads = heads.kv * heads.group;
   Tensor out = torch::empty(q.sizes(), type);
   out.narrow(0, num_tokens, q.size(0) - num_tokens).zero_();
@@ -124,7 +123,7 @@ std::pair<Tensor, Tensor> Attend(const Tensor& q, const Tensor& k, const Tensor&
 struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                         const PagedSegments* segments, std::int64_t num_heads, std::int64_t num_kv_heads,
-                        torch::ScalarType type, Context* context) {
+                        torch::ScalarType type, TrainingContext* context) {
     Remember(ctx, "segments", segments);
     Remember(ctx, "context", context);
     ctx->saved_data["heads"] = num_heads;
@@ -143,7 +142,7 @@ struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunc
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto& segments = Recall<const PagedSegments>(ctx, "segments");
-    const auto& context = Recall<const Context>(ctx, "context");
+    const auto& context = Recall<const TrainingContext>(ctx, "context");
     const std::int64_t num_heads = ctx->saved_data["heads"].toInt();
     const std::int64_t num_kv_heads = ctx->saved_data["kv_heads"].toInt();
     const variable_list saved = ctx->get_saved_variables();
@@ -222,7 +221,7 @@ kernels::KvRows PagedSegments::Rows(std::int64_t begin, std::int64_t count) cons
 }
 
 Tensor ApplySegmentAttention(const Tensor& q, const Tensor& k, const Tensor& v, const PagedSegments& segments,
-                             std::int64_t num_heads, std::int64_t num_kv_heads, Context& context,
+                             std::int64_t num_heads, std::int64_t num_kv_heads, TrainingContext& context,
                              torch::ScalarType type) {
   return SegmentAttentionFunction::apply(q.contiguous(), k.contiguous(), v.contiguous(), &segments, num_heads,
                                          num_kv_heads, type, &context);

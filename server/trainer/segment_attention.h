@@ -46,12 +46,12 @@ class PagedSegments {
 //   result    [T, H*d]   0 for tokens past the last segment, which get no gradient
 // The graph keeps q, k and v in the result's type, the result by reference and one f32 per query head and token. If the
 // result is f32 and the cache bf16, the graph keeps only q in f32 and k and v as cached, and the backward pass
-// recomputes the rest. A segment's bits do not depend on the others. Throws StoppedError (AutogradContext::cancelled,
+// recomputes the rest. A segment's bits do not depend on the others. Throws StoppedError (TrainingContext::cancelled,
 // called for each kForwardRows rows in the forward pass, and for each segment, or each KV head of a long one, in the
 // backward pass).
 torch::Tensor ApplySegmentAttention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                                     const PagedSegments& segments, std::int64_t num_heads, std::int64_t num_kv_heads,
-                                    AutogradContext& context, torch::ScalarType type);
+                                    TrainingContext& context, torch::ScalarType type);
 
 // Rows between two calls of `cancelled`: they take some seconds at 16k tokens of a model with 8 billion parameters.
 inline constexpr std::int64_t kForwardRows = 1024;

@@ -21,6 +21,9 @@ const char* Name(ElementType type);           // "f32", "bf16", "int8", "moment8
 kernels::DType StoredType(ElementType type);  // of its elements or codes, in memory and in checkpoints
 constexpr bool HasScales(ElementType type) { return type == ElementType::kInt8 || type == ElementType::kMoment8; }
 
+// Loops over elements give each thread at least this many.
+inline constexpr std::int64_t kElementsPerThread = 1 << 16;
+
 // A view, like std::span: copies share the memory, which a const view can change too.
 struct TensorRef {
   TensorRef() = default;

@@ -47,7 +47,7 @@ class DecoderParts {
   virtual torch::Tensor FinalNormWeight() = 0;
 
   const model::ModelConfig* config = nullptr;
-  AutogradContext context;
+  TrainingContext context;
   torch::ScalarType compute = torch::kBFloat16;    // of the rows that linears read
   torch::ScalarType head_type = torch::kBFloat16;  // of the rows that the head reads
   bool checkpointing = false;                      // recompute layers in the backward pass

@@ -24,7 +24,7 @@ struct LinearProblem {
     context.scratch = torch::empty({0}, trainer::BackwardType(true, stream));
   }
   Tensor x, weight, grad_y;
-  trainer::AutogradContext context;
+  trainer::TrainingContext context;
 };
 
 struct Gradients {

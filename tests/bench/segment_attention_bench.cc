@@ -54,7 +54,7 @@ Tensor Random(std::int64_t rows, std::int64_t cols, std::uint64_t seed) {
 
 std::vector<Tensor> Pass(const std::vector<Tensor>& inputs, const std::vector<std::int64_t>& segments,
                          const Shape& shape, const nibble::kernels::Stream& stream) {
-  nibble::trainer::AutogradContext context;
+  nibble::trainer::TrainingContext context;
   context.stream = stream;
   std::vector<Tensor> leaves;
   for (std::size_t i = 0; i < 3; ++i) leaves.push_back(inputs[i].detach().requires_grad_());

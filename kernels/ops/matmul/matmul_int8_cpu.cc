@@ -7,20 +7,16 @@
 namespace nibble::kernels {
 namespace {
 
-std::int32_t Code(const PackedInt8Weight& w, std::int64_t n, std::int64_t k) {
-  return w.tiles[(n / 16 * (w.padded_k / 4) + k / 4) * 64 + n % 16 * 4 + k % 4];
-}
-
 float Output(const MatmulInt8Args& args, std::int64_t row, std::int64_t n) {
   const QuantizedRows& x = args.x;
   std::int32_t acc = 0;
-  for (std::int64_t k = 0; k < args.w.cols; ++k) acc += x.codes[row * x.stride + k] * Code(args.w, n, k);
+  for (std::int64_t k = 0; k < args.w.cols; ++k) acc += x.codes[row * x.stride + k] * Int8Code(args.w, n, k);
   float y = static_cast<float>(acc) * x.scale[row] * args.w.scale[n];
   const std::int32_t outliers = x.num_outliers == nullptr ? 0 : x.num_outliers[row];
   if (outliers > 0) {
     float o = 0.0f;
     for (std::int64_t i = row * kMaxOutliers; i < row * kMaxOutliers + outliers; ++i) {
-      o = std::fma(x.outlier_value[i], static_cast<float>(Code(args.w, n, x.outlier_index[i])), o);
+      o = std::fma(x.outlier_value[i], static_cast<float>(Int8Code(args.w, n, x.outlier_index[i])), o);
     }
     y = y + o * args.w.scale[n];
   }

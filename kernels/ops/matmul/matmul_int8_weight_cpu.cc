@@ -7,13 +7,11 @@
 namespace nibble::kernels {
 namespace {
 
-float Code(const PackedInt8Weight& w, std::int64_t n, std::int64_t k) {
-  return static_cast<float>(w.tiles[(n / 16 * (w.padded_k / 4) + k / 4) * 64 + n % 16 * 4 + k % 4]);
-}
-
 float Output(const MatmulInt8WeightArgs& args, std::int64_t row, std::int64_t n) {
   float sum = 0.0f;
-  for (std::int64_t k = 0; k < args.w.cols; ++k) sum = std::fma(Element(args.x, row, k), Code(args.w, n, k), sum);
+  for (std::int64_t k = 0; k < args.w.cols; ++k) {
+    sum = std::fma(Element(args.x, row, k), static_cast<float>(Int8Code(args.w, n, k)), sum);
+  }
   const float y = sum * args.w.scale[n];
   return args.bias == nullptr ? y : y + args.bias[n];
 }

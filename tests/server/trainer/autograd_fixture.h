@@ -40,7 +40,7 @@ class AutogradTest : public ::testing::Test {
   }
 
   const std::unique_ptr<kernels::DenseLibrary> library_ = MakeTorchLibrary();
-  AutogradContext context_;
+  TrainingContext context_;
 };
 
 inline constexpr double kF32 = 2e-5;  // kernel and formula differ by some hundred roundings in f32 at most

@@ -195,7 +195,7 @@ class BitLinearTest : public ::testing::Test {
     return options;
   }
 
-  AutogradContext context_;
+  TrainingContext context_;
 };
 
 TEST_F(BitLinearTest, MatchesEagerAfterRmsNorm) { ExpectAll({.name = "norm", .norm = true}); }

@@ -35,7 +35,7 @@ struct State {
   std::vector<std::array<Tensor, model::kNumNorms>> norms;
   Tensor embedding, final_norm;
   DenseWeight head;
-  AutogradContext context;
+  TrainingContext context;
   std::vector<float> rope_cos, rope_sin;
   std::int64_t positions = 0;
 };

@@ -263,7 +263,7 @@ INSTANTIATE_TEST_SUITE_P(Rows, Int8AdapterLinearTest, ::testing::Bool(),
 
 // The loss uses the logits of the served head. Its gradient passes straight through the quantizer of hidden states.
 TEST(Int8HeadTest, LossHasTheGradientOfTheDequantizedHead) {
-  AutogradContext context;
+  TrainingContext context;
   context.scratch = torch::empty({1});
   const std::int64_t vocabulary = 45, hidden_size = 34, tokens = 5;
   const PackedInt8 packed = PackInt8Rows(Random({vocabulary, hidden_size}, 31), {}, {});

@@ -60,7 +60,7 @@ class Int8LinearTest : public ::testing::Test {
   }
 
   const std::unique_ptr<kernels::DenseLibrary> library_ = MakeTorchLibrary();
-  AutogradContext context_;
+  TrainingContext context_;
   Tensor x_, weight_, grad_y_;
 };
 

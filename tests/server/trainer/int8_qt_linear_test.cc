@@ -35,7 +35,7 @@ TEST(Int8QtLinearTest, FloatRowsGiveTorchaosOutputAndGradients) {
     };
     for (const auto type : {torch::kFloat32, torch::kBFloat16}) {
       SCOPED_TRACE(std::string(name) + " " + torch::toString(type));
-      AutogradContext context;
+      TrainingContext context;
       context.stream.isa = kernels::DetectIsa();
       context.scratch = torch::empty({n * k}, type);
       Int8QtWeight weight;

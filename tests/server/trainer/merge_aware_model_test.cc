@@ -120,7 +120,7 @@ TEST_F(MergeAwareModelTest, GradientsPointWhereThoseOfQLoraPoint) {
 // dB = s g^T (x A^T), dA = s (g B)^T x and dx = g W of the rows and weights that the product read, by torch in f64.
 TEST_F(MergeAwareModelTest, GradientsOfALinearAreThoseOfItsFormulas) {
   base_ = models_.Load(directory_);
-  AutogradContext context;
+  TrainingContext context;
   context.stream = stream_;
   MergedWeight weight;
   weight.base = base_->weights().layers[0].linear(LinearKind::kDown).nf4;

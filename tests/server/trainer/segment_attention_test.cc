@@ -126,7 +126,7 @@ class SegmentAttentionTest : public ::testing::Test {
     return bounds;
   }
 
-  AutogradContext context_;
+  TrainingContext context_;
 };
 
 const Case kCases[] = {
