@@ -28,12 +28,17 @@ function(nibble_unity target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${NIBBLE_UNITY} UNITY_BUILD_BATCH_SIZE 4)
 endfunction()
 
-# nibble_library(NAME jobs HDRS a.h SRCS a.cc DEPS nibble::base [PRIVATE_DEPS ...] [PCH grpc]): target nibble_jobs,
-# alias nibble::jobs. Without SRCS, the library has only headers. Headers are included relative to the project root.
-# DEPS are public because headers use their types; only .cc files use PRIVATE_DEPS. PCH names a set of precompiled
-# headers (cmake/NibblePch.cmake), by default std.
+# nibble_library(NAME jobs HDRS a.h SRCS a.cc DEPS nibble::base [PRIVATE_DEPS ...] [PCH grpc] [COLD]): target
+# nibble_jobs, alias nibble::jobs. Without SRCS, the library has only headers. Headers are included relative to the
+# project root. DEPS are public because headers use their types; only .cc files use PRIVATE_DEPS. PCH names a set of
+# precompiled headers (cmake/NibblePch.cmake), by default std. COLD: none of the code takes a noticeable part of a
+# program's time, so release builds compile it with NIBBLE_COLD_OPTIONS, in less time.
+set(NIBBLE_COLD_OPTIONS "")
+if(CMAKE_BUILD_TYPE STREQUAL "Release")
+  set(NIBBLE_COLD_OPTIONS -O1)
+endif()
 function(nibble_library)
-  cmake_parse_arguments(ARG "" "NAME;PCH" "HDRS;SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "COLD" "NAME;PCH" "HDRS;SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
   if(NOT ARG_PCH)
     set(ARG_PCH std)
   endif()
@@ -45,6 +50,9 @@ function(nibble_library)
     target_sources(${target} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${ARG_HDRS})
     target_precompile_headers(${target} REUSE_FROM nibble_pch_${ARG_PCH})
     nibble_unity(${target})
+    if(ARG_COLD)
+      target_compile_options(${target} PRIVATE ${NIBBLE_COLD_OPTIONS})
+    endif()
   else()
     add_library(${target} INTERFACE)
     target_link_libraries(${target} INTERFACE ${ARG_DEPS})
@@ -54,20 +62,22 @@ function(nibble_library)
   add_library(nibble::${ARG_NAME} ALIAS ${target})
 endfunction()
 
-# nibble_binary(NAME nibbled SRCS main.cc DEPS ...): a program in <build>/bin.
+# nibble_binary(NAME nibbled SRCS main.cc DEPS ... [PCH grpc]): a program in <build>/bin. PCH: as in nibble_library, by
+# default none.
 function(nibble_binary)
-  cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "NAME;PCH" "SRCS;DEPS" ${ARGN})
   add_executable(${ARG_NAME} ${ARG_SRCS})
   target_link_libraries(${ARG_NAME} PRIVATE nibble_flags ${ARG_DEPS})
+  if(ARG_PCH)
+    target_precompile_headers(${ARG_NAME} REUSE_FROM nibble_pch_${ARG_PCH})
+    # gcc accepts a precompiled header only with the option with which it was compiled, for libraries -fPIC.
+    target_compile_options(${ARG_NAME} PRIVATE -fPIC)
+  endif()
 endfunction()
 
 # nibble_test(NAME plan_test SRCS ... DEPS ... [LABELS unit] [DEFINITIONS ...] [PCH tests]): a GoogleTest program. Each
-# test case is a CTest test of its own, so that CTest shows which were skipped. PCH: as in nibble_library.
-# Release builds compile tests with -O1, because compiling tests takes longer than running them.
-set(NIBBLE_TEST_OPTIONS "")
-if(CMAKE_BUILD_TYPE STREQUAL "Release")
-  set(NIBBLE_TEST_OPTIONS -O1)
-endif()
+# test case is a CTest test of its own, so that CTest shows which were skipped. PCH: a set whose name ends in "tests", or
+# one of the libraries. Tests are compiled with NIBBLE_COLD_OPTIONS, because that takes longer than running them.
 function(nibble_test)
   cmake_parse_arguments(ARG "" "NAME;PCH" "SRCS;DEPS;LABELS;DEFINITIONS" ${ARGN})
   if(NOT ARG_PCH)
@@ -87,8 +97,11 @@ function(nibble_test)
   add_executable(${ARG_NAME} ${ARG_SRCS})
   target_link_libraries(${ARG_NAME} PRIVATE nibble_flags ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
   target_precompile_headers(${ARG_NAME} REUSE_FROM nibble_pch_${ARG_PCH})
+  if(NOT ARG_PCH MATCHES "tests$")
+    target_compile_options(${ARG_NAME} PRIVATE -fPIC)  # as in nibble_binary
+  endif()
   nibble_unity(${ARG_NAME})
-  target_compile_options(${ARG_NAME} PRIVATE ${NIBBLE_TEST_OPTIONS})
+  target_compile_options(${ARG_NAME} PRIVATE ${NIBBLE_COLD_OPTIONS})
   target_compile_definitions(${ARG_NAME} PRIVATE NIBBLE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" ${ARG_DEFINITIONS})
   if(NIBBLE_SANITIZE)
     target_sources(${ARG_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/tests/support/sanitizer_options.cc)

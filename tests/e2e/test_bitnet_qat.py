@@ -191,7 +191,7 @@ def test_ternary_model_is_not_converted_again(trained):
     assert refused.returncode != 0 and "ternary" in refused.stderr
 
 
-@pytest.mark.parametrize("preset", ["bitnet-tips", "bitnet-2b4t"])
+@pytest.mark.parametrize("preset", ["bitnet-tips", pytest.param("bitnet-2b4t", marks=pytest.mark.full)])
 def test_random_weights_learn_a_page_by_heart_and_recite_it_as_ternary(shared, tmp_path, preset):
     (tmp_path / "page.jsonl").write_text(json.dumps({"text": TEXT}) + "\n")
     name = preset.replace("-", "_")

@@ -87,8 +87,9 @@ def test_R5_leftovers_of_killed_trainer_and_server_are_removed_at_the_start(make
     assert server.json("models", "get", "out")["digest"] == digest
 
 
-@pytest.mark.parametrize("method, served", [("qlora", "int8"), ("bitnet_qat", "ternary"), ("full", "int8"),
-                                            ("int8_mixed", "int8"), ("lora", "int8")])
+@pytest.mark.parametrize("method, served", [("qlora", "int8"), ("bitnet_qat", "ternary"),
+                                            *(pytest.param(method, "int8", marks=pytest.mark.full)
+                                              for method in ("full", "int8_mixed", "lora"))])
 def test_T2_death_while_publishing_repeats_no_step(make_server, model_directory, text_file, method, served):
     """The trainer is killed before it reports the final evaluation, then before it begins the output, and then while it
     makes the served form: all later attempts resume after the last step."""

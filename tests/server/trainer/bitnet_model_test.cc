@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -17,186 +16,18 @@
 #include "kernels/thread_pool.h"
 #include "server/convert/convert.h"
 #include "server/model/bitnet_shape.h"
-#include "server/model/forward.h"
-#include "server/model/import.h"
-#include "server/model/record.h"
 #include "server/model/replay.h"
-#include "server/trainer/adamw.h"
 #include "server/trainer/weights_recipe.h"
-#include "tests/server/model/files.h"
+#include "tests/server/trainer/bitnet_model_fixture.h"
 #include "tests/support/cancel_at.h"
 #include "tests/support/isas.h"
 #include "tests/support/numeric.h"
-#include "tests/support/random.h"
 
 namespace nibble::trainer {
 namespace {
 
 using kernels::Isa;
 using model::Norm;
-
-// Imports the model of a golden folder.
-std::unique_ptr<model::Artifact> Base(const model::TempDirectory& directory, const std::string& golden) {
-  const std::string source = directory.Path("hf");
-  std::filesystem::copy(model::Golden(golden), source);
-  if (!std::filesystem::exists(source + "/tokenizer.json")) {
-    std::filesystem::copy(model::Golden("families/tokenizer.json"), source + "/tokenizer.json");
-  }
-  const auto made = model::ImportModel(base::RealFileSystem(), source, directory.Path("base"), kernels::DType::kF32);
-  EXPECT_TRUE(made.ok()) << made.status();
-  auto artifact = model::Artifact::Open(directory.Path("base"));
-  EXPECT_TRUE(artifact.ok()) << artifact.status();
-  return *std::move(artifact);
-}
-
-class BitNetModelTest : public ::testing::Test {
- protected:
-  void Make(const std::string& golden, const std::string& preset, BitNetOptions options = {}) {
-    if (base_ == nullptr) base_ = Base(directory_, golden);
-    config_ = model::BitNetShape(base_->config(), preset);
-    options.max_positions = 64;
-    options_ = options;
-    auto made = MakeBitNetModel(*base_, config_, options_, stream_);
-    ASSERT_TRUE(made.ok()) << made.status();
-    model_ = *std::move(made);
-  }
-
-  static BitNetOptions OptionsOf(const model::BitNetInfo& info) {
-    return {.act_bits = info.act_bits, .scaling = info.scaling, .float_linears = info.float_linears};
-  }
-
-  std::vector<std::int32_t> Tokens(std::uint64_t seed, std::int64_t n) const {
-    std::vector<std::int32_t> tokens;
-    for (std::int64_t i = 0; i < n; ++i) {
-      tokens.push_back(
-          static_cast<std::int32_t>(support::UniformInt(seed, static_cast<std::uint64_t>(i), config_.vocab_size)));
-    }
-    return tokens;
-  }
-
-  // Examples as the loader lays them out, `per_row` examples per row.
-  data::MicroBatch Batch(const std::vector<std::vector<std::int32_t>>& examples, std::size_t per_row = 1) const {
-    data::MicroBatch batch;
-    batch.segments = {0};
-    batch.rows = {0};
-    for (std::size_t e = 0; e < examples.size(); ++e) {
-      for (std::size_t i = 0; i < examples[e].size(); ++i) {
-        batch.tokens.push_back(examples[e][i]);
-        batch.targets.push_back(i + 1 < examples[e].size() ? examples[e][i + 1] : -1);
-        batch.num_trained += i + 1 < examples[e].size() ? 1 : 0;
-      }
-      batch.segments.push_back(static_cast<std::int64_t>(batch.tokens.size()));
-      if ((e + 1) % per_row == 0 || e + 1 == examples.size()) batch.rows.push_back(batch.segments.back());
-    }
-    batch.num_rows = static_cast<std::int64_t>(batch.rows.size()) - 1;
-    return batch;
-  }
-
-  double Loss(const data::MicroBatch& batch) {
-    model_->ZeroGrad();
-    const auto sum = model_->ForwardBackward(batch, 1.0 / static_cast<double>(batch.num_trained), 0);
-    EXPECT_TRUE(sum.ok()) << sum.status();
-    return sum.ok() ? *sum / static_cast<double>(batch.num_trained) : NAN;
-  }
-
-  struct PassResult {
-    double loss = 0;
-    std::map<std::string, std::vector<float>> gradients;
-  };
-  PassResult Pass(const data::MicroBatch& batch) {
-    PassResult result;
-    result.loss = Loss(batch);
-    for (const Parameter& p : model_->parameters()) result.gradients[p.name] = Floats(p.grad);
-    return result;
-  }
-
-  // The loss of each token that has a target. Runs one target at a time, because a batch returns only the sum.
-  std::vector<double> TokenLosses(const data::MicroBatch& batch) {
-    std::vector<double> losses;
-    for (std::size_t i = 0; i < batch.targets.size(); ++i) {
-      if (batch.targets[i] < 0) continue;
-      data::MicroBatch one = batch;
-      std::fill(one.targets.begin(), one.targets.end(), -1);
-      one.targets[i] = batch.targets[i];
-      one.num_trained = 1;
-      losses.push_back(Loss(one));
-    }
-    return losses;
-  }
-
-  double Step(const data::MicroBatch& batch, double lr) {
-    const double loss = Loss(batch);
-    auto& parameters = model_->parameters();
-    if (moments_.empty()) {
-      for (const Parameter& p : parameters)
-        moments_.push_back(
-            {TensorBuffer(ElementType::kF32, p.value.count), TensorBuffer(ElementType::kF32, p.value.count)});
-    }
-    ++step_;
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const absl::Status done = AdamWStep({}, step_, lr, parameters[i].value, parameters[i].grad, moments_[i], stream_,
-                                          {.seed = 1, .tensor = i});
-      EXPECT_TRUE(done.ok()) << done;
-    }
-    EXPECT_TRUE(model_->Refresh().ok());
-    return loss;
-  }
-
-  static std::vector<std::string> TrainingDigests(ExactModel& trained, const std::vector<std::int32_t>& tokens) {
-    std::vector<std::string> digests;
-    const absl::Status status = trained.ForEachTrainingLogits(tokens, [&](std::int64_t, const kernels::Matrix& logits) {
-      for (std::int64_t r = 0; r < logits.rows; ++r)
-        digests.push_back(model::RowDigest(logits.Row<float>(r), logits.cols));
-      return absl::OkStatus();
-    });
-    EXPECT_TRUE(status.ok()) << status;
-    return digests;
-  }
-
-  std::vector<std::string> ServingDigests(const std::vector<std::int32_t>& tokens, std::int64_t chunk,
-                                          const kernels::Stream& stream) {
-    std::vector<std::string> digests;
-    const absl::Status status = model::ForEachLogits(
-        config_, model_->ServingWeights(), tokens, chunk, stream, [&](std::int64_t, const kernels::Matrix& logits) {
-          for (std::int64_t r = 0; r < logits.rows; ++r)
-            digests.push_back(model::RowDigest(logits.Row<float>(r), logits.cols));
-          return absl::OkStatus();
-        });
-    EXPECT_TRUE(status.ok()) << status;
-    return digests;
-  }
-
-  const Parameter& Named(const std::string& name) {
-    for (const Parameter& parameter : model_->parameters()) {
-      if (parameter.name == name) return parameter;
-    }
-    ADD_FAILURE() << "no parameter " << name;
-    return model_->parameters().front();
-  }
-  std::vector<float> Values(const std::string& name) {
-    const Parameter& parameter = Named(name);
-    return {parameter.value.f32().begin(), parameter.value.f32().end()};
-  }
-
-  static std::vector<float> Floats(const TensorRef& tensor) {
-    std::vector<float> floats(static_cast<std::size_t>(tensor.count));
-    const auto read = [&](const auto* elements) {
-      for (std::size_t i = 0; i < floats.size(); ++i) floats[i] = kernels::ToFloat(elements[i]);
-    };
-    tensor.type == ElementType::kF32 ? read(static_cast<const float*>(tensor.data))
-                                     : read(static_cast<const kernels::BF16*>(tensor.data));
-    return floats;
-  }
-
-  model::TempDirectory directory_;
-  kernels::Stream stream_ = {.isa = kernels::DetectIsa()};
-  std::unique_ptr<model::Artifact> base_;
-  model::ModelConfig config_;
-  BitNetOptions options_;
-  std::unique_ptr<ExactModel> model_;
-  std::vector<Moments> moments_;
-  std::int64_t step_ = 0;
-};
 
 // docs/numerics.md 10: the training and the serving instantiation agree bit for bit, before and after steps; each on
 // every instruction set, with and without threads, and serving for any chunking.
@@ -291,78 +122,6 @@ INSTANTIATE_TEST_SUITE_P(
         TrainIsServeCase{"hf_sharded_f32", "bitnet-tips", 8, ElementType::kBF16, {"k_proj", "up_proj"}},
         TrainIsServeCase{
             "families/bitnet", "native", 16, ElementType::kF32, {"q_proj", "k_proj", "v_proj", "o_proj"}}));
-
-// From the end of the ramp on, the passes are those of a model without a ramp.
-TEST_F(BitNetModelTest, RampEndsInTheServedArithmetic) {
-  for (const char* preset : {"native", "bitnet-tips"}) {
-    Make("hf_sharded_f32", preset, {.ste = kernels::Ste::kRoundOnly});
-    const PassResult plain = Pass(Batch({Tokens(1, 9), Tokens(2, 17)}));
-    Make("hf_sharded_f32", preset, {.ste = kernels::Ste::kRoundOnly, .ramp = {.from = 0.0, .steps = 2}});
-    std::vector<double> losses;
-    for (const std::int64_t step : {0, 1, 2, 3}) {
-      model_->BeginStep(step);
-      const PassResult result = Pass(Batch({Tokens(1, 9), Tokens(2, 17)}));
-      losses.push_back(result.loss);
-      if (step >= 2) {
-        EXPECT_EQ(result.loss, plain.loss);
-        EXPECT_EQ(result.gradients, plain.gradients);
-      }
-    }
-    EXPECT_NE(losses[0], losses[1]);
-    EXPECT_NE(losses[1], losses[2]);
-  }
-}
-
-// So a resumed run, which skips the calls of earlier steps, continues the ramp.
-TEST_F(BitNetModelTest, RampDependsOnlyOnTheStep) {
-  const QuantizationRamp ramp = {.from = 0.25, .steps = 4};
-  EXPECT_EQ(ramp.Share(0), 0.25);
-  EXPECT_EQ(ramp.Share(2), 0.625);
-  EXPECT_EQ(ramp.Share(4), 1.0);
-  EXPECT_EQ(ramp.Share(1000), 1.0);
-  EXPECT_EQ(QuantizationRamp().Share(0), 1.0);
-  Make("hf_sharded_f32", "native", {.ramp = ramp});
-  const auto batch = Batch({Tokens(1, 9)});
-  for (const std::int64_t step : {0, 1, 2, 3}) model_->BeginStep(step);
-  const PassResult in_order = Pass(batch);
-  Make("hf_sharded_f32", "native", {.ramp = ramp});
-  model_->BeginStep(3);
-  const PassResult at_once = Pass(batch);
-  EXPECT_EQ(at_once.loss, in_order.loss);
-  EXPECT_EQ(at_once.gradients, in_order.gradients);
-}
-
-// Evaluations and the record of the result use the served arithmetic, also at the start of a ramp.
-TEST_F(BitNetModelTest, ServedLogitsDoNotDependOnTheRamp) {
-  const auto tokens = [&] { return Tokens(5, 33); };
-  Make("hf_sharded_f32", "bitnet-2b4t");
-  const auto plain = TrainingDigests(*model_, tokens());
-  Make("hf_sharded_f32", "bitnet-2b4t", {.ramp = {.from = 0.0, .steps = 10}});
-  model_->BeginStep(0);
-  EXPECT_EQ(ServingDigests(tokens(), 33, stream_), plain);
-  EXPECT_EQ(TrainingDigests(*model_, tokens()), plain);
-}
-
-TEST_F(BitNetModelTest, RampTrainsEveryParameterAndRecomputesLayers) {
-  std::vector<std::map<std::string, std::vector<float>>> gradients;
-  for (const bool checkpointing : {false, true}) {
-    for (const char* preset : {"native", "bitnet-2b4t"}) {
-      Make("families/qwen2", preset,
-           {.ste = kernels::Ste::kRoundOnly,
-            .scale_grad = true,
-            .ramp = {.from = 0.5, .steps = 2},
-            .activation_checkpointing = checkpointing});
-      gradients.push_back(Pass(Batch({Tokens(1, 9), Tokens(2, 17)})).gradients);
-      for (const auto& [name, gradient] : gradients.back()) {
-        double sum = 0;
-        for (const float g : gradient) sum += std::fabs(static_cast<double>(g));
-        EXPECT_TRUE(std::isfinite(sum) && sum > 0) << name;
-      }
-    }
-  }
-  EXPECT_EQ(gradients[0], gradients[2]);
-  EXPECT_EQ(gradients[1], gradients[3]);
-}
 
 // docs/numerics.md 9: a token's loss has the same bits whatever else is in its row.
 TEST_F(BitNetModelTest, PackingChangesNoBitOfALoss) {
