@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/formats/nf4.h"
 #include "kernels/matrix.h"
 
 #define NIBBLE_RETURN_IF_INVALID(expr)                  \
@@ -33,6 +34,12 @@ inline absl::Status CheckMatrix(const char* op, const char* field, const ConstMa
 inline absl::Status CheckThat(bool condition, const char* op, const char* wanted) {
   if (condition) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(op, ": wanted ", wanted));
+}
+
+inline absl::Status CheckNf4Block(const char* op, const char* field, std::int64_t block) {
+  if (IsNf4Block(block)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(op, ": ", field, " is ", block, ", wanted a power of two from ",
+                                                 kNf4SmallestBlock, " to ", kNf4LargestBlock));
 }
 
 }  // namespace nibble::kernels

@@ -238,6 +238,8 @@ struct ConvertOptions {
   std::optional<std::string> head;
   std::optional<std::string> activations;
   std::optional<std::int32_t> act_outliers;
+  std::optional<std::int32_t> nf4_block, scaler_block;
+  bool double_quant = true;
   std::optional<std::string> eval_dataset;
 };
 
@@ -258,6 +260,9 @@ absl::Status Convert(Session& session, const ConvertOptions& options) {
   if (options.head.has_value()) request.set_head(Format(*options.head));
   if (options.activations.has_value()) request.set_activations(Format(*options.activations));
   if (options.act_outliers.has_value()) request.set_act_outliers(*options.act_outliers);
+  if (options.nf4_block.has_value()) request.set_nf4_block(*options.nf4_block);
+  if (options.scaler_block.has_value()) request.set_scaler_block(*options.scaler_block);
+  if (!options.double_quant) request.set_double_quant(false);
   if (options.eval_dataset.has_value()) request.set_eval_dataset(*options.eval_dataset);
   request.set_request_id(NewUuid());
   NIBBLE_ASSIGN_OR_RETURN(auto operation, session.client().Call(&ModelService::Stub::ConvertModel, request));
@@ -365,6 +370,10 @@ void AddConvert(CLI::App& models, Session& session) {
   sub->add_option(
       "--act-outliers", o->act_outliers,
       "Outliers kept per activation row, 0 to 16 (default 8, or as in int8 training and in an adapter's int8 base)");
+  sub->add_option("--nf4-block", o->nf4_block, "nf4: weights per scale, a power of two from 32 to 4096 (default 64)");
+  sub->add_option("--scaler-block", o->scaler_block,
+                  "nf4: scales that are quantized together, a power of two from 32 to 4096 (default 256)");
+  sub->add_flag("!--no-double-quant", o->double_quant, "nf4: leave the scales in f32");
   sub->add_option("--eval-dataset", o->eval_dataset,
                   "Dataset for the loss before and after (default: evaluation data of the model's job)");
   sub->callback([&session, o] { session.command = [&session, o] { return Convert(session, *o); }; });

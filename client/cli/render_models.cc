@@ -127,6 +127,11 @@ Json ModelJson(const v1::Model& model) {
   json["trained_format"] = Lower(model.trained_format());
   json["act_outliers"] = model.act_outliers();
   json["activations"] = Lower(model.activations());
+  if (model.nf4_block() != 0) {
+    json["nf4_block"] = model.nf4_block();
+    json["double_quant"] = model.double_quant();
+    if (model.double_quant()) json["scaler_block"] = model.scaler_block();
+  }
   json["head_format"] = Lower(model.head_format());
   json["record_rows"] = model.record_rows();
   json["recorded_by"] = model.recorded_by();

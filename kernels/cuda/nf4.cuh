@@ -16,6 +16,9 @@ inline Nf4BookValue MakeNf4BookValue() {
   return book;
 }
 
+// Nf4BlockShift without its loop.
+__device__ inline int Nf4ShiftOnDevice(std::int64_t block) { return __ffsll(block) - 1; }
+
 // Every thread of the block must call it.
 __device__ inline void CopyNf4Book(const Nf4BookValue& book, float* shared) {
   if (threadIdx.x < 16) shared[threadIdx.x] = book.value[threadIdx.x];

@@ -1,13 +1,19 @@
-// NF4: 4-bit codes into a fixed table of normal quantiles, one absmax per 64 weights along a row.
-// Layout: row r of [N, K] takes ceil(K / 2) bytes, element 0 in the HIGH nibble of byte 0. Each row starts a new block
-// of 64; its last block may be partial. A zero block has absmax 0 and code 7 (docs/numerics.md 4).
+// NF4: 4-bit codes into a fixed table of normal quantiles, one absmax per block of weights along a row.
+// Layout: row r of [N, K] takes ceil(K / 2) bytes, element 0 in the HIGH nibble of byte 0. Each row starts a new block;
+// its last block may be partial. A zero block has absmax 0 and code 7 (docs/numerics.md 4).
 #pragma once
 #include <array>
 #include <cstdint>
 
 namespace nibble::kernels {
 
-inline constexpr std::int64_t kNf4Block = 64;
+// Weights per block: a power of two. bitsandbytes has the same sizes.
+inline constexpr std::int64_t kNf4Block = 64;  // the default
+inline constexpr std::int64_t kNf4SmallestBlock = 32;
+inline constexpr std::int64_t kNf4LargestBlock = 4096;
+constexpr bool IsNf4Block(std::int64_t block) {
+  return block >= kNf4SmallestBlock && block <= kNf4LargestBlock && (block & (block - 1)) == 0;
+}
 
 // QLoRA, arXiv:2305.14314 App. E; float32 values as in bitsandbytes functional.py get_4bit_type("nf4").
 inline constexpr std::array<float, 16> kNf4Book = {-1.0f,
@@ -35,14 +41,21 @@ inline constexpr std::array<float, 15> kNf4Thresholds = {
     0.2920137718319893f,   0.3893125355243683f,    0.5016634166240692f,  0.6427869200706482f,   0.8614784181118011f};
 
 constexpr std::int64_t Nf4RowBytes(std::int64_t k) { return (k + 1) / 2; }
-constexpr std::int64_t Nf4RowBlocks(std::int64_t k) { return (k + kNf4Block - 1) / kNf4Block; }
+constexpr std::int64_t Nf4RowBlocks(std::int64_t k, std::int64_t block) { return (k + block - 1) / block; }
+// Column k belongs to block k >> Nf4BlockShift(block) of its row.
+constexpr int Nf4BlockShift(std::int64_t block) {
+  int shift = 0;
+  while ((std::int64_t{1} << shift) < block) ++shift;
+  return shift;
+}
 
 // A weight [N, K]. absmax is plain f32: callers undo double quantization first (formats/double_quant.h).
 struct Nf4Weight {
   const std::uint8_t* codes = nullptr;  // [N, Nf4RowBytes(K)]
-  const float* absmax = nullptr;        // [N, Nf4RowBlocks(K)]
+  const float* absmax = nullptr;        // [N, Nf4RowBlocks(K, block)]
   std::int64_t rows = 0;
   std::int64_t cols = 0;
+  std::int64_t block = kNf4Block;
 };
 
 }  // namespace nibble::kernels

@@ -66,8 +66,10 @@ absl::StatusOr<model::ArtifactInfo> MakeAdapterModel(base::FileSystem& files, co
   if (RunsOnBaseItself(base.info(), adapter.config)) {
     return Join(files, base, base.info(), std::move(adapter), provenance, target, made_of);
   }
-  NIBBLE_RETURN_IF_ERROR(
-      ConvertModel(files, base, scratch, {.to = Format::kNf4, .measure_errors = false}, stream).status());
+  NIBBLE_RETURN_IF_ERROR(ConvertModel(files, base, scratch,
+                                      {.to = Format::kNf4, .nf4 = adapter.config.base_nf4, .measure_errors = false},
+                                      stream)
+                             .status());
   absl::StatusOr<model::ArtifactInfo> made = [&]() -> absl::StatusOr<model::ArtifactInfo> {
     NIBBLE_ASSIGN_OR_RETURN(const auto nf4, model::Artifact::Open(scratch));
     return Join(files, *nf4, base.info(), std::move(adapter), provenance, target, made_of);

@@ -71,10 +71,12 @@ absl::StatusOr<model::PeftAdapter> ReadCheckpointAdapter(base::FileSystem& files
 
 absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files, const model::Artifact& base,
                                                         const std::string& checkpoint_directory,
-                                                        const base::Json& provenance, const std::string& scratch,
-                                                        const std::string& target, const kernels::Stream& stream) {
+                                                        const model::Nf4Options& nf4, const base::Json& provenance,
+                                                        const std::string& scratch, const std::string& target,
+                                                        const kernels::Stream& stream) {
   NIBBLE_ASSIGN_OR_RETURN(model::PeftAdapter adapter,
                           ReadCheckpointAdapter(files, base.config(), checkpoint_directory));
+  adapter.config.base_nf4 = nf4;
   return MakeAdapterModel(files, base, std::move(adapter), provenance, scratch, target, stream, kMadeOf);
 }
 

@@ -17,15 +17,15 @@ inline constexpr char kCheckpointTensorsFile[] = "state.safetensors";
 // The scales of a tensor in this file are stored under its name with this suffix.
 inline constexpr char kCheckpointScales[] = ".scales";
 
-// For a qlora job. `base` is the model that the job started from. f32 and bf16 bases are quantized to nf4 under
-// `scratch` (removed afterwards), as the trainer did. The checkpoint must have been verified. On an error nothing is
-// left at `target`.
-// Errors: FailedPrecondition (NOT_SERVABLE: no adapter_config.json), DataLoss (a tensor is missing, not f32 or of
-// another shape), those of MakeAdapterModel.
+// For a qlora job. `base` is the model that the job started from. f32 and bf16 bases are quantized to nf4 with the
+// options `nf4` under `scratch` (removed afterwards), as the trainer did. The checkpoint must have been verified. On an
+// error nothing is left at `target`. Errors: FailedPrecondition (NOT_SERVABLE: no adapter_config.json), DataLoss (a
+// tensor is missing, not f32 or of another shape), those of MakeAdapterModel.
 absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files, const model::Artifact& base,
                                                         const std::string& checkpoint_directory,
-                                                        const base::Json& provenance, const std::string& scratch,
-                                                        const std::string& target, const kernels::Stream& stream);
+                                                        const model::Nf4Options& nf4, const base::Json& provenance,
+                                                        const std::string& scratch, const std::string& target,
+                                                        const kernels::Stream& stream);
 
 // For a lora job: the adapter stays on the f32 or bf16 base on which it was trained. Errors: FailedPrecondition
 // (NOT_SERVABLE) and DataLoss as above, those of MakeLoraModel.

@@ -296,7 +296,8 @@ class Converter {
     NIBBLE_ASSIGN_OR_RETURN(WeightReader weight, WeightReader::Open(source_, spec.name, stream_));
     const std::int64_t rows = weight.rows();
     const std::int64_t cols = weight.cols();
-    const std::int64_t row_blocks = kernels::Nf4RowBlocks(cols);
+    const model::Nf4Options& form = info_.nf4;
+    const std::int64_t row_blocks = kernels::Nf4RowBlocks(cols, form.block);
     const std::int64_t row_bytes = kernels::Nf4RowBytes(cols);
     std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * row_bytes));
     std::vector<float> absmax(static_cast<std::size_t>(rows * row_blocks));
@@ -307,43 +308,48 @@ class Converter {
       NIBBLE_ASSIGN_OR_RETURN(args.x, weight.Rows(begin, std::min(rows, begin + block)));
       args.codes = codes.data() + begin * row_bytes;
       args.absmax = absmax.data() + begin * row_blocks;
+      args.block = form.block;
       NIBBLE_RETURN_IF_ERROR(kernels::QuantizeNf4(args, stream_));
     }
-    std::vector<std::int8_t> absmax_codes(absmax.size());
-    std::vector<float> factor(static_cast<std::size_t>(kernels::DoubleQuantBlocks(rows * row_blocks)));
-    std::vector<float> offset(1);
-    kernels::DoubleQuantizeArgs twice;
-    twice.absmax = absmax.data();
-    twice.n = rows * row_blocks;
-    twice.codes = absmax_codes.data();
-    twice.factor = factor.data();
-    twice.offset = offset.data();
-    NIBBLE_RETURN_IF_ERROR(kernels::DoubleQuantize(twice, stream_));
-    LayerError error;
-    if (options_.measure_errors) {
-      NIBBLE_ASSIGN_OR_RETURN(error, MeasureNf4(spec.name, weight, codes, absmax_codes, factor, offset[0], block));
-    }
     NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name, Bytes(codes)));
-    NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name + model::kNf4AbsmaxSuffix, Bytes(absmax_codes)));
-    NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name + model::kNf4FactorSuffix, Bytes(factor)));
-    NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name + model::kNf4OffsetSuffix, Bytes(offset)));
-    return error;
+    if (form.double_quant) {
+      NIBBLE_RETURN_IF_ERROR(PutCodedScales(spec.name, form.scaler_block, absmax));
+    } else {
+      NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name + model::kNf4AbsmaxSuffix, Bytes(absmax)));
+    }
+    if (!options_.measure_errors) return LayerError();
+    return MeasureNf4(spec.name, weight, codes, absmax, block);
   }
 
-  // Measures against the values that serving uses: with scales after double quantization.
+  // Writes the scales as codes, and replaces them with the values of the codes, which serving uses.
+  absl::Status PutCodedScales(const std::string& name, std::int64_t scaler_block, std::vector<float>& absmax) {
+    const auto n = static_cast<std::int64_t>(absmax.size());
+    std::vector<std::int8_t> codes(absmax.size());
+    std::vector<float> factor(static_cast<std::size_t>(kernels::DoubleQuantBlocks(n, scaler_block)));
+    std::vector<float> offset(1);
+    NIBBLE_RETURN_IF_ERROR(kernels::DoubleQuantize({.absmax = absmax.data(),
+                                                    .n = n,
+                                                    .codes = codes.data(),
+                                                    .factor = factor.data(),
+                                                    .offset = offset.data(),
+                                                    .block = scaler_block},
+                                                   stream_));
+    NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(name + model::kNf4AbsmaxSuffix, Bytes(codes)));
+    NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(name + model::kNf4FactorSuffix, Bytes(factor)));
+    NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(name + model::kNf4OffsetSuffix, Bytes(offset)));
+    return kernels::DoubleDequantize({.codes = codes.data(),
+                                      .factor = factor.data(),
+                                      .offset = offset[0],
+                                      .n = n,
+                                      .absmax = absmax.data(),
+                                      .block = scaler_block},
+                                     stream_);
+  }
+
   absl::StatusOr<LayerError> MeasureNf4(const std::string& name, WeightReader& weight,
-                                        const std::vector<std::uint8_t>& codes,
-                                        const std::vector<std::int8_t>& absmax_codes, const std::vector<float>& factor,
-                                        float offset, std::int64_t block) {
+                                        const std::vector<std::uint8_t>& codes, const std::vector<float>& absmax,
+                                        std::int64_t block) {
     const std::int64_t cols = weight.cols();
-    std::vector<float> absmax(absmax_codes.size());
-    kernels::DoubleDequantizeArgs undo;
-    undo.codes = absmax_codes.data();
-    undo.factor = factor.data();
-    undo.offset = offset;
-    undo.n = static_cast<std::int64_t>(absmax.size());
-    undo.absmax = absmax.data();
-    NIBBLE_RETURN_IF_ERROR(kernels::DoubleDequantize(undo, stream_));
     ErrorMeter meter(name, stream_);
     std::vector<float> decoded(static_cast<std::size_t>(block * cols));
     for (std::int64_t begin = 0; begin < weight.rows(); begin += block) {
@@ -351,7 +357,8 @@ class Converter {
       const std::int64_t end = std::min(weight.rows(), begin + block);
       kernels::DequantizeNf4Args args;
       args.w.codes = codes.data() + begin * kernels::Nf4RowBytes(cols);
-      args.w.absmax = absmax.data() + begin * kernels::Nf4RowBlocks(cols);
+      args.w.absmax = absmax.data() + begin * kernels::Nf4RowBlocks(cols, info_.nf4.block);
+      args.w.block = info_.nf4.block;
       args.w.rows = end - begin;
       args.w.cols = cols;
       args.out = kernels::MakeMatrix(decoded.data(), DType::kF32, end - begin, cols);
@@ -376,6 +383,11 @@ absl::Status CheckOptions(const ConvertOptions& options) {
   }
   if (options.weight_only.value_or(false) && outliers != 0) {
     return base::FieldError("act_outliers", StrCat(outliers, ", wanted 0 with bf16 activations"));
+  }
+  for (const std::int64_t block : {options.nf4.block, options.nf4.scaler_block}) {
+    if (kernels::IsNf4Block(block)) continue;
+    return base::FieldError("nf4", StrCat("has a block of ", block, ", wanted a power of two from ",
+                                          kernels::kNf4SmallestBlock, " to ", kernels::kNf4LargestBlock));
   }
   if (options.kv_dtype.has_value() && options.kv_dtype != DType::kF32 && options.kv_dtype != DType::kBF16) {
     return base::FieldError("kv_dtype", StrCat(kernels::Name(*options.kv_dtype), ", wanted f32 or bf16"));
@@ -487,6 +499,7 @@ model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const Co
     info.weight_only = options.weight_only.value_or(on_int8 && source.weight_only);
     info.act_outliers = info.weight_only ? 0 : options.act_outliers.value_or(outliers);
   }
+  if (options.to == Format::kNf4) info.nf4 = options.nf4;
   if (options.to == Format::kBF16) info.trained_outliers = source.trained_outliers;
   const bool trained = source.format == Format::kLora || source.source == "job" || source.source == "checkpoint" ||
                        source.trained_outliers.has_value();

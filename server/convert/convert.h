@@ -32,6 +32,7 @@ struct ConvertOptions {
   std::optional<bool> int8_head = std::nullopt;
   // Serving rounds K and V to this type. Unset: bf16; for ternary from BitNet masters, the masters' type.
   std::optional<kernels::DType> kv_dtype = std::nullopt;
+  model::Nf4Options nf4 = {};      // nf4
   bool measure_errors = true;      // fills ConvertReport::layers; for nf4, reads every weight twice
   base::Cancelled cancelled = {};  // checked before every tensor and every block of its rows
 };

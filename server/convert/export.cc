@@ -105,9 +105,10 @@ absl::Status ExportPeft(base::FileSystem& files, const model::Artifact& source, 
   NIBBLE_ASSIGN_OR_RETURN(const auto directory, Target::Create(files, target));
   const model::AdapterConfig& adapter = *source.adapter();
   // PEFT refuses files that do not name the framework they were written for.
+  std::map<std::string, std::string> metadata = {{"format", "pt"}, {model::kBaseDigestKey, source.info().base_digest}};
+  if (source.info().nf4 != model::Nf4Options()) metadata[model::kBaseNf4Key] = base::Dump(ToJson(source.info().nf4));
   NIBBLE_RETURN_IF_ERROR(WriteTensors(files, source, base::JoinPath(target, model::kAdapterWeightsFile),
-                                      model::AdapterTensors(source.config(), adapter),
-                                      {{"format", "pt"}, {model::kBaseDigestKey, source.info().base_digest}}));
+                                      model::AdapterTensors(source.config(), adapter), metadata));
   NIBBLE_RETURN_IF_ERROR(directory->Put(model::kAdapterConfigFile, base::Dump(model::ToPeftConfig(adapter), 2) + "\n"));
   // PEFT's own card begins with the same front matter.
   NIBBLE_RETURN_IF_ERROR(directory->Put(

@@ -1,12 +1,10 @@
 #include "server/convert/merge.h"
 
-#include <cstring>
-
 #include "kernels/formats/int8.h"
 #include "kernels/formats/nf4.h"
-#include "kernels/ops/quantize/double_dequantize.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/nf4_scales.h"
 #include "server/model/stored_tensors.h"
 
 namespace nibble::convert {
@@ -41,19 +39,11 @@ absl::Status WeightReader::OpenNf4(const model::Artifact& source, const std::str
   for (const model::TensorSpec& spec : model::RequiredTensors(source.config())) {
     if (spec.name == name) cols_ = spec.shape[1];
   }
-  NIBBLE_ASSIGN_OR_RETURN(const model::TensorView codes, source.Tensor(name + model::kNf4AbsmaxSuffix));
-  NIBBLE_ASSIGN_OR_RETURN(const model::TensorView factor, source.Tensor(name + model::kNf4FactorSuffix));
-  NIBBLE_ASSIGN_OR_RETURN(const model::TensorView offset, source.Tensor(name + model::kNf4OffsetSuffix));
-  kernels::DoubleDequantizeArgs args;
-  args.codes = reinterpret_cast<const std::int8_t*>(codes.bytes.data());
-  args.factor = reinterpret_cast<const float*>(factor.bytes.data());
-  std::memcpy(&args.offset, offset.bytes.data(), sizeof args.offset);
-  args.n = rows_ * kernels::Nf4RowBlocks(cols_);
-  absmax_.resize(static_cast<std::size_t>(args.n));
-  args.absmax = absmax_.data();
-  merged_ = model::MergedRows(
-      kernels::Nf4Weight{reinterpret_cast<const std::uint8_t*>(view_.bytes.data()), absmax_.data(), rows_, cols_});
-  return kernels::DoubleDequantize(args, stream_);
+  const std::int64_t block = source.info().nf4.block;
+  absmax_.resize(static_cast<std::size_t>(rows_ * kernels::Nf4RowBlocks(cols_, block)));
+  merged_ = model::MergedRows(kernels::Nf4Weight{reinterpret_cast<const std::uint8_t*>(view_.bytes.data()),
+                                                 absmax_.data(), rows_, cols_, block});
+  return model::ReadNf4Scales(source, name, rows_, cols_, stream_, absmax_.data());
 }
 
 absl::Status WeightReader::OpenInt8(const model::Artifact& source, const std::string& name) {

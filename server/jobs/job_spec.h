@@ -1,7 +1,7 @@
 // The spec of a fine-tuning job, shared by the server and the trainer. The initializers here are the only defaults.
 // std::optional marks fields that may be unset. Resolve() fills them in, except eval_fraction, add_special_tokens,
-// warmup_lambda and the alternative of a field that is set (max_steps or epochs, warmup_steps or warmup_ratio). A new
-// field also gets a line in job_spec_fields.h.
+// warmup_lambda, nf4_block, scaler_block and the alternative of a field that is set (max_steps or epochs, warmup_steps
+// or warmup_ratio). A new field also gets a line in job_spec_fields.h.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -52,8 +52,11 @@ struct LoraMethod {
 };
 
 struct QLoraMethod : LoraMethod {
-  bool double_quant = true;       // int8 absmax in blocks of 256
+  bool double_quant = true;       // the scales of the base are int8 codes; else they are f32
   bool merge_aware_int8 = false;  // trains in the arithmetic of the merged int8 model
+  // Of a base that the job quantizes; a base in nf4 keeps its own. Unset: 64 and 256.
+  std::optional<std::int64_t> nf4_block = std::nullopt;     // weights per scale
+  std::optional<std::int64_t> scaler_block = std::nullopt;  // scales per factor, with double_quant
 };
 
 // Ramp of the quantized share of weights and activations over the optimizer steps.

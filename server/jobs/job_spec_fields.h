@@ -110,7 +110,9 @@ template <>
 struct SpecFields<QLoraMethod> {
   static constexpr auto kFields = std::tuple_cat(
       SpecFields<LoraMethod>::kFields, std::tuple(SpecField("double_quant", &QLoraMethod::double_quant),
-                                                  SpecField("merge_aware_int8", &QLoraMethod::merge_aware_int8)));
+                                                  SpecField("merge_aware_int8", &QLoraMethod::merge_aware_int8),
+                                                  SpecField("nf4_block", &QLoraMethod::nf4_block),
+                                                  SpecField("scaler_block", &QLoraMethod::scaler_block)));
 };
 
 template <>

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "server/base/json.h"
 #include "server/model/module_pattern.h"
+#include "server/model/nf4_options.h"
 #include "server/model/safetensors_writer.h"
 #include "server/model/tensor_table.h"
 
@@ -20,6 +21,8 @@ inline constexpr char kAdapterConfigFile[] = "adapter_config.json";
 // Key of AdapterConfig::base_digest in the metadata of an exported kAdapterWeightsFile, which PEFT does not read. PEFT
 // warns of an unknown key in kAdapterConfigFile, where earlier builds wrote it.
 inline constexpr char kBaseDigestKey[] = "nibble_base_digest";
+// Key of AdapterConfig::base_nf4 in the same metadata.
+inline constexpr char kBaseNf4Key[] = "nibble_base_nf4";
 inline constexpr std::int64_t kMaxLoraRank = 4096;
 // Maximum alpha of an import and of a job (server/jobs/spec_checker.h). Far above any value in use; keeps scaled
 // weights far below f32's maximum.
@@ -42,7 +45,8 @@ struct AdapterConfig {
   std::string base_model_name_or_path;
   // Only from an export (kBaseDigestKey): ArtifactInfo::weights_digest of the adapter's base. "": unknown.
   std::string base_digest;
-  bool dora = false;  // a trained magnitude for each output (dora.h)
+  Nf4Options base_nf4 = {};  // how the base of a qlora job was quantized
+  bool dora = false;         // a trained magnitude for each output (dora.h)
   // Targets instead of `targets`: the linears whose path it matches.
   std::optional<ModulePattern> target_pattern = std::nullopt;
   // Ranks and alphas of linears whose path has an end that the pattern matches. The first pattern that matches counts.
@@ -53,7 +57,7 @@ struct AdapterConfig {
   std::optional<LinearAdapter> On(const std::string& path) const;
 };
 
-// The result does not contain base_digest, which exports write elsewhere (kBaseDigestKey).
+// The result does not contain base_digest and base_nf4, which exports write elsewhere (kBaseDigestKey, kBaseNf4Key).
 base::Json ToPeftConfig(const AdapterConfig& config);
 
 // Accepts LoRA on linears of a causal decoder. Unimplemented (UNSUPPORTED_ADAPTER) names anything else (bias,

@@ -30,6 +30,9 @@ constexpr int kLayoutVersion = 1;
 constexpr int kWeightOnlyVersion = 2;
 // Version of a BitNet model with transformers' scales or with float linears, for the same reason.
 constexpr int kBitNetOptionsVersion = 3;
+// Version of an nf4 model with other options than the default, and of an adapter on one, for the same reason.
+constexpr int kNf4OptionsVersion = 4;
+constexpr char kNf4Key[] = "nf4";
 constexpr char kScalesKey[] = "scales";
 constexpr char kHfScales[] = "hf";
 constexpr char kFloatLinearsKey[] = "float_linears";
@@ -94,6 +97,22 @@ absl::StatusOr<bool> GetWeightOnly(const Json& json, std::int64_t version, const
         StrCat(kInfoFile, ": \"act_outliers\" is ", info.act_outliers, ", wanted 0 with bf16 activations"));
   }
   return true;
+}
+
+bool HasNf4Options(const ArtifactInfo& info) {
+  return info.weight_format() == Format::kNf4 && info.nf4 != Nf4Options();
+}
+
+// Only nf4 models with other options than the default have the key.
+absl::StatusOr<Nf4Options> GetNf4Options(const Json& json, std::int64_t version, const ArtifactInfo& info) {
+  const auto options = json.find(kNf4Key);
+  const bool found = options != json.end();
+  if (found != (version == kNf4OptionsVersion) || (found && info.weight_format() != Format::kNf4)) {
+    return absl::InvalidArgumentError(StrCat(kInfoFile, ": ", found ? "" : "no ", "\"", kNf4Key, "\" in a model in ",
+                                             Name(info.weight_format()), ", version ", version,
+                                             ", wanted one in nf4, version ", kNf4OptionsVersion));
+  }
+  return found ? ParseNf4Options(*options, kInfoFile) : Nf4Options();
 }
 
 bool HasOptions(const BitNetInfo& bitnet) {
@@ -229,10 +248,12 @@ Json ToJson(const ArtifactInfo& info) {
   Json json = Json::object();
   json["version"] = info.weight_only                                      ? kWeightOnlyVersion
                     : info.bitnet.has_value() && HasOptions(*info.bitnet) ? kBitNetOptionsVersion
+                    : HasNf4Options(info)                                 ? kNf4OptionsVersion
                                                                           : kLayoutVersion;
   json["format"] = Name(info.format);
   // Absent for nf4, as in the files of versions that knew no other base.
   if (info.format == Format::kLora && info.base_format != Format::kNf4) json[kBaseFormatKey] = Name(info.base_format);
+  if (HasNf4Options(info)) json[kNf4Key] = ToJson(info.nf4);
   json["act_outliers"] = info.act_outliers;
   if (info.weight_only) json[kActivationsKey] = "bf16";
   json["kv_dtype"] = kernels::Name(info.kv_dtype);
@@ -250,9 +271,9 @@ Json ToJson(const ArtifactInfo& info) {
 
 absl::StatusOr<ArtifactInfo> ParseArtifactInfo(const Json& json) {
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t version, base::GetInt(json, "version", kInfoFile));
-  if (version < kLayoutVersion || version > kBitNetOptionsVersion) {
-    return absl::UnimplementedError(StrCat(kInfoFile, ": version ", version, ", this program reads ", kLayoutVersion,
-                                           " to ", kBitNetOptionsVersion));
+  if (version < kLayoutVersion || version > kNf4OptionsVersion) {
+    return absl::UnimplementedError(
+        StrCat(kInfoFile, ": version ", version, ", this program reads ", kLayoutVersion, " to ", kNf4OptionsVersion));
   }
   NIBBLE_ASSIGN_OR_RETURN(const std::string checksum, base::GetString(json, "checksum", kInfoFile));
   Json rest = json;
@@ -264,6 +285,7 @@ absl::StatusOr<ArtifactInfo> ParseArtifactInfo(const Json& json) {
   if (json.contains(kBaseFormatKey)) {
     NIBBLE_ASSIGN_OR_RETURN(info.base_format, GetBaseFormat(json, info.format));
   }
+  NIBBLE_ASSIGN_OR_RETURN(info.nf4, GetNf4Options(json, version, info));
   NIBBLE_ASSIGN_OR_RETURN(info.act_outliers, GetOutliers(json, "act_outliers"));
   NIBBLE_ASSIGN_OR_RETURN(info.weight_only, GetWeightOnly(json, version, info));
   if (json.contains("trained_outliers")) {

@@ -31,6 +31,7 @@
 #include "server/base/json.h"
 #include "server/model/adapter.h"
 #include "server/model/model_config.h"
+#include "server/model/nf4_options.h"
 #include "server/model/tensor_table.h"
 
 namespace nibble::model {
@@ -59,6 +60,7 @@ struct BitNetInfo {
 struct ArtifactInfo {
   Format format = Format::kF32;
   Format base_format = Format::kNf4;  // lora: of the base, kNf4, kBF16, kF32 or kInt8
+  Nf4Options nf4;                     // nf4, and lora on nf4
   int act_outliers = 0;               // int8, and lora on int8: maximum outliers per activation row
   // int8, and lora on int8: linears multiply bf16 rows instead of codes; no outliers.
   bool weight_only = false;

@@ -5,13 +5,13 @@
 #include <optional>
 
 #include "kernels/ops/attention/rope.h"
-#include "kernels/ops/quantize/double_dequantize.h"
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/model/dora.h"
 #include "server/model/forget_pages.h"
 #include "server/model/merged_rows.h"
+#include "server/model/nf4_scales.h"
 #include "server/model/stored_tensors.h"
 
 namespace nibble::model {
@@ -137,23 +137,12 @@ class LoadedModelBuilder {
   }
 
   absl::StatusOr<kernels::Nf4Weight> Nf4(const std::string& name, std::int64_t rows, std::int64_t cols) {
-    const std::int64_t blocks = rows * kernels::Nf4RowBlocks(cols);
+    const std::int64_t block = info_.nf4.block;
     NIBBLE_ASSIGN_OR_RETURN(const TensorView codes, Tensor(name, {rows, kernels::Nf4RowBytes(cols)}, DType::kU8));
-    NIBBLE_ASSIGN_OR_RETURN(const TensorView absmax,
-                            Tensor(name + kNf4AbsmaxSuffix, {rows, kernels::Nf4RowBlocks(cols)}, DType::kI8));
-    NIBBLE_ASSIGN_OR_RETURN(const TensorView factor,
-                            Tensor(name + kNf4FactorSuffix, {kernels::DoubleQuantBlocks(blocks)}, DType::kF32));
-    NIBBLE_ASSIGN_OR_RETURN(const TensorView offset, Tensor(name + kNf4OffsetSuffix, {1}, DType::kF32));
-    NIBBLE_ASSIGN_OR_RETURN(auto* widened, Allocate<float>(blocks));
-    NIBBLE_RETURN_IF_ERROR(
-        kernels::DoubleDequantize({.codes = reinterpret_cast<const std::int8_t*>(absmax.bytes.data()),
-                                   .factor = reinterpret_cast<const float*>(factor.bytes.data()),
-                                   .offset = *reinterpret_cast<const float*>(offset.bytes.data()),
-                                   .n = blocks,
-                                   .absmax = widened},
-                                  stream_));
+    NIBBLE_ASSIGN_OR_RETURN(auto* scales, Allocate<float>(rows * kernels::Nf4RowBlocks(cols, block)));
+    NIBBLE_RETURN_IF_ERROR(ReadNf4Scales(artifact_, name, rows, cols, stream_, scales));
     model_.resident_bytes_ += codes.bytes.size();
-    return kernels::Nf4Weight{reinterpret_cast<const std::uint8_t*>(codes.bytes.data()), widened, rows, cols};
+    return kernels::Nf4Weight{reinterpret_cast<const std::uint8_t*>(codes.bytes.data()), scales, rows, cols, block};
   }
 
   absl::StatusOr<kernels::PackedDenseWeight> Panels(const ConstMatrix& matrix) {

@@ -92,7 +92,7 @@ absl::Status MergedRows::Widen(std::int64_t begin, std::int64_t end, const kerne
   if (const auto* nf4 = std::get_if<Nf4Weight>(&weight_)) {
     Nf4Weight part = *nf4;
     part.codes += begin * kernels::Nf4RowBytes(cols());
-    part.absmax += begin * kernels::Nf4RowBlocks(cols());
+    part.absmax += begin * kernels::Nf4RowBlocks(cols(), part.block);
     part.rows = count;
     return kernels::DequantizeNf4({.w = part, .out = kernels::MakeMatrix(values_.data(), DType::kF32, count, cols())},
                                   stream);

@@ -88,6 +88,10 @@ absl::StatusOr<PeftAdapter> ReadPeftAdapter(base::FileSystem& files, const std::
     NIBBLE_RETURN_IF_ERROR(CheckBaseDigest(digest->second, kAdapterWeightsFile));
     adapter.config.base_digest = digest->second;
   }
+  if (const auto nf4 = stored.metadata.find(kBaseNf4Key); nf4 != stored.metadata.end()) {
+    NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(nf4->second));
+    NIBBLE_ASSIGN_OR_RETURN(adapter.config.base_nf4, ParseNf4Options(json, kAdapterWeightsFile));
+  }
   std::vector<SafetensorsTensor> tensors;  // in the order of AdapterTensors
   std::int64_t num_values = 0;
   for (const TensorPlan& wanted : AdapterTensors(model, adapter.config)) {

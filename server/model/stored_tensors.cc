@@ -55,10 +55,13 @@ absl::StatusOr<std::vector<StoredTensor>> StoredTensors(const ModelConfig& confi
       out.push_back({spec.name, {DType::kU8}, {n, kernels::TernaryRowBytes(k)}});
       out.push_back({spec.name + kTernaryScaleSuffix, {DType::kF32}, {1}});
     } else {
-      const std::int64_t blocks = kernels::Nf4RowBlocks(k);
+      const Nf4Options& options = info.nf4;
+      const std::int64_t blocks = kernels::Nf4RowBlocks(k, options.block);
       out.push_back({spec.name, {DType::kU8}, {n, kernels::Nf4RowBytes(k)}});
-      out.push_back({spec.name + kNf4AbsmaxSuffix, {DType::kI8}, {n, blocks}});
-      out.push_back({spec.name + kNf4FactorSuffix, {DType::kF32}, {kernels::DoubleQuantBlocks(n * blocks)}});
+      out.push_back({spec.name + kNf4AbsmaxSuffix, {options.double_quant ? DType::kI8 : DType::kF32}, {n, blocks}});
+      if (!options.double_quant) continue;
+      const std::int64_t factors = kernels::DoubleQuantBlocks(n * blocks, options.scaler_block);
+      out.push_back({spec.name + kNf4FactorSuffix, {DType::kF32}, {factors}});
       out.push_back({spec.name + kNf4OffsetSuffix, {DType::kF32}, {1}});
     }
   }

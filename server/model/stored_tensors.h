@@ -18,7 +18,7 @@ namespace nibble::model {
 // Suffixes of the tensors that belong to a quantized weight.
 inline constexpr char kInt8ScaleSuffix[] = "_scale";
 inline constexpr char kTernaryScaleSuffix[] = "_scale";
-inline constexpr char kNf4AbsmaxSuffix[] = "_absmax";
+inline constexpr char kNf4AbsmaxSuffix[] = "_absmax";  // int8 codes with double quantization, else f32
 inline constexpr char kNf4FactorSuffix[] = "_absmax_factor";
 inline constexpr char kNf4OffsetSuffix[] = "_absmax_offset";
 

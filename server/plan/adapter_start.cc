@@ -11,6 +11,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/jobs/lora_method.h"
+#include "server/jobs/qlora_method.h"
 #include "server/model/artifact.h"
 #include "server/model/file_names.h"
 #include "server/model/tensor_table.h"
@@ -62,7 +63,8 @@ absl::StatusOr<std::string> TrainedOn(const store::StateDirectory& state, const 
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(base_model.info));
   if (spec.method != jobs::kMethodQLora || info.format == model::Format::kNf4) return info.weights_digest;
   const store::BaseCache cache(state.files, state.paths.bases(), {});
-  const std::string nf4 = cache.Path(store::Nf4BaseKey(base_model.manifest_digest));
+  const std::string nf4 =
+      cache.Path(store::Nf4BaseKey(base_model.manifest_digest, model::KeyOf(jobs::Nf4OptionsOf(spec.qlora))));
   const auto text = state.files.Read(base::JoinPath(nf4, model::kInfoFile), kMaxConfigBytes);
   if (!text.ok()) return std::string();  // not cached; or unreadable now, as the trainer will report
   NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(*text));

@@ -88,7 +88,7 @@ absl::Status CheckWithoutRows(const jobs::JobSpec& spec, const JobInputs& inputs
     return FieldError("data.max_seq_len", StrCat("is ", spec.data.max_seq_len, ", the model has ",
                                                  inputs.config.limit_text(inputs.config.context_limit())));
   }
-  NIBBLE_RETURN_IF_ERROR(PlanOf(spec).CheckBase(inputs));
+  NIBBLE_RETURN_IF_ERROR(PlanOf(spec).CheckBase(spec, inputs));
   NIBBLE_RETURN_IF_ERROR(PlanOf(spec).CheckFields(spec, inputs.config));
   return CheckServedForm(spec, inputs);
 }

@@ -16,6 +16,7 @@
 #include "server/data/token_file.h"
 #include "server/jobs/job_spec.h"
 #include "server/model/model_config.h"
+#include "server/model/nf4_options.h"
 #include "server/model/text_assets.h"
 
 namespace nibble::plan {
@@ -33,6 +34,7 @@ struct JobInputs {
   model::ModelConfig config;
   model::TextAssets text;
   std::string base_format;           // "bf16"
+  model::Nf4Options base_nf4 = {};   // of a base in nf4
   bool base_is_masters = false;      // master weights of a BitNet model, from which ternary codes are made
   std::int64_t companion_bytes = 0;  // of the tokenizer and the other small files of every form of the model
   DataFile train;

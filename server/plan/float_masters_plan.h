@@ -13,7 +13,7 @@ namespace nibble::plan {
 
 class FloatMastersPlan : public MethodPlan {
  public:
-  absl::Status CheckBase(const JobInputs& inputs) const override {
+  absl::Status CheckBase(const jobs::JobSpec&, const JobInputs& inputs) const override {
     if (inputs.base_format != "f32" && inputs.base_format != "bf16") {
       return base::FieldError("base_model",
                               base::StrCat("is stored as ", inputs.base_format, ", wanted a model in f32 or bf16"));

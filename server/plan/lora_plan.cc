@@ -11,7 +11,7 @@ class Lora : public AdapterPlan {
  public:
   const jobs::Method& method() const override { return jobs::Lora(); }
 
-  absl::Status CheckBase(const JobInputs& inputs) const override {
+  absl::Status CheckBase(const jobs::JobSpec&, const JobInputs& inputs) const override {
     const std::string& format = inputs.base_format;
     if (format != "f32" && format != "bf16" && format != "int8") {
       return base::FieldError("base_model",

@@ -58,7 +58,7 @@ class MethodPlan {
   virtual const jobs::Method& method() const = 0;
   const char* name() const { return method().name(); }
   // InvalidArgument (FIELD_VIOLATION) if the method does not take this base; Unimplemented if that is planned.
-  virtual absl::Status CheckBase(const JobInputs& inputs) const = 0;
+  virtual absl::Status CheckBase(const jobs::JobSpec& spec, const JobInputs& inputs) const = 0;
   // InvalidArgument (FIELD_VIOLATION) if a field of the method does not fit the base's architecture.
   virtual absl::Status CheckFields(const jobs::JobSpec& /*spec*/, const model::ModelConfig& /*base*/) const {
     return absl::OkStatus();

@@ -1,6 +1,8 @@
 #include "server/base/error.h"
+#include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/convert/checkpoint_model.h"
+#include "server/jobs/qlora_method.h"
 #include "server/plan/adapter_plan.h"
 #include "server/plan/memory_plan.h"
 #include "server/registry/model_memory.h"
@@ -14,17 +16,21 @@ class QLora : public AdapterPlan {
  public:
   const jobs::Method& method() const override { return jobs::QLora(); }
 
-  absl::Status CheckBase(const JobInputs& inputs) const override {
+  absl::Status CheckBase(const jobs::JobSpec& spec, const JobInputs& inputs) const override {
     if (inputs.base_format != "f32" && inputs.base_format != "bf16" && inputs.base_format != "nf4") {
       return base::FieldError(
           "base_model", base::StrCat("is stored as ", inputs.base_format, ", wanted a model in f32, bf16 or nf4"));
     }
+    if (inputs.base_format == "nf4") NIBBLE_RETURN_IF_ERROR(jobs::CheckNf4Base(spec.qlora, inputs.base_nf4));
     return CheckNoMasters(inputs);
   }
 
   double WeightFileBytes(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes) const override {
     // The base in nf4, if converted from another format.
-    const double base = base_bytes != 0 ? FileBytes(config, model::Format::kNf4, base_bytes) : 0;
+    model::ArtifactInfo nf4;
+    nf4.format = model::Format::kNf4;
+    nf4.nf4 = jobs::Nf4OptionsOf(spec.qlora);
+    const double base = base_bytes != 0 ? FileBytes(config, nf4, base_bytes) : 0;
     return base + AdapterPlan::WeightFileBytes(spec, config, base_bytes);
   }
 
@@ -36,7 +42,8 @@ class QLora : public AdapterPlan {
 
   absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files, const CheckpointToPublish& source,
                                                           const kernels::Stream& stream) const override {
-    return convert::MakeCheckpointModel(files, source.target.base, source.directory, source.target.provenance,
+    return convert::MakeCheckpointModel(files, source.target.base, source.directory,
+                                        jobs::Nf4OptionsOf(source.spec.qlora), source.target.provenance,
                                         source.target.scratch, source.target.directory, stream);
   }
 
@@ -72,9 +79,9 @@ class QLora : public AdapterPlan {
  protected:
   const jobs::LoraMethod& Adapter(const jobs::JobSpec& spec) const override { return spec.qlora; }
   // Codes and f32 block scales.
-  std::int64_t LinearBytes(const jobs::JobSpec& /*spec*/, const ModelSizes& sizes,
+  std::int64_t LinearBytes(const jobs::JobSpec& spec, const ModelSizes& sizes,
                            std::int64_t /*base_bytes*/) const override {
-    return sizes.linears / 2 + sizes.linears / 64 * 4;
+    return sizes.linears / 2 + sizes.linears / jobs::Nf4OptionsOf(spec.qlora).block * 4;
   }
 };
 

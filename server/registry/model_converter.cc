@@ -43,6 +43,9 @@ convert::ConvertOptions OptionsOf(const ConvertRequest& request) {
   options.to = *request.target;
   if (request.act_outliers.has_value()) options.act_outliers = *request.act_outliers;
   if (request.activations.has_value()) options.weight_only = request.activations == model::Format::kBF16;
+  options.nf4.block = request.nf4_block.value_or(options.nf4.block);
+  options.nf4.double_quant = request.double_quant.value_or(options.nf4.double_quant);
+  options.nf4.scaler_block = request.scaler_block.value_or(options.nf4.scaler_block);
   if (request.head.has_value()) options.int8_head = request.head != model::Format::kBF16;
   return options;
 }

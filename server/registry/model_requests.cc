@@ -27,6 +27,12 @@ absl::Status CheckBounds(const ConversionTolerance& tolerance) {
   return absl::OkStatus();
 }
 
+absl::Status CheckBlock(const char* field, const std::optional<std::int64_t>& block) {
+  if (!block.has_value() || kernels::IsNf4Block(*block)) return absl::OkStatus();
+  return FieldError(field, StrCat("is ", *block, ", wanted a power of two from ", kernels::kNf4SmallestBlock, " to ",
+                                  kernels::kNf4LargestBlock));
+}
+
 }  // namespace
 
 absl::Status CheckTarget(const ConvertRequest& request) {
@@ -34,6 +40,11 @@ absl::Status CheckTarget(const ConvertRequest& request) {
   if (!to_int8 && request.target != model::Format::kNf4 && request.target != model::Format::kTernary &&
       request.target != model::Format::kBF16) {
     return FieldError("target", "wanted INT8, TERNARY, NF4 or BF16");
+  }
+  if (request.target != model::Format::kNf4) {
+    if (request.nf4_block.has_value()) return FieldError("nf4_block", "applies only to NF4");
+    if (request.double_quant.has_value()) return FieldError("double_quant", "applies only to NF4");
+    if (request.scaler_block.has_value()) return FieldError("scaler_block", "applies only to NF4");
   }
   if (to_int8) return absl::OkStatus();
   if (request.head.has_value()) return FieldError("head", "applies only to INT8");
@@ -54,6 +65,11 @@ absl::Status CheckQuality(const ConvertRequest& request) {
   if (request.activations.has_value() && request.activations != model::Format::kInt8 &&
       request.activations != model::Format::kBF16) {
     return FieldError("activations", "wanted INT8 or BF16");
+  }
+  NIBBLE_RETURN_IF_ERROR(CheckBlock("nf4_block", request.nf4_block));
+  NIBBLE_RETURN_IF_ERROR(CheckBlock("scaler_block", request.scaler_block));
+  if (request.scaler_block.has_value() && !request.double_quant.value_or(true)) {
+    return FieldError("scaler_block", "is set, wanted unset with double_quant false, which leaves the scales in f32");
   }
   if (request.activations == model::Format::kBF16 && request.act_outliers.value_or(0) != 0) {
     return FieldError("act_outliers", StrCat("is ", *request.act_outliers, ", wanted 0 with activations BF16"));

@@ -38,7 +38,11 @@ struct ConvertRequest {
   std::optional<model::Format> head;         // kInt8 or kBF16; unset: as the source's job trained it, otherwise kInt8
   std::optional<std::int32_t> act_outliers;  // per activation row
   std::optional<model::Format> activations;  // kInt8 or kBF16; unset: as the source's job trained it, else kInt8
-  bool merge = false;                        // requires that the model is an adapter
+  // Only for an nf4 target. Unset: the defaults of model::Nf4Options.
+  std::optional<std::int64_t> nf4_block;
+  std::optional<bool> double_quant;
+  std::optional<std::int64_t> scaler_block;
+  bool merge = false;  // requires that the model is an adapter
   ConversionTolerance tolerance;
   std::optional<std::string> eval_dataset;  // unset: the evaluation data of the job that made the model, if any
 };
@@ -57,9 +61,9 @@ struct PublishRequest {
   std::string name;  // of the new model
 };
 
-// The target, and the fields that only an int8 target has. Errors: InvalidArgument (FIELD_VIOLATION).
+// The target, and the fields that only an int8 or an nf4 target has. Errors: InvalidArgument (FIELD_VIOLATION).
 absl::Status CheckTarget(const ConvertRequest& request);
-// The tolerance and the values of act_outliers, head and activations. Errors: as CheckTarget.
+// The tolerance and the values of the fields that only some targets have. Errors: as CheckTarget.
 absl::Status CheckQuality(const ConvertRequest& request);
 // The format and max_shard_bytes. Errors: as CheckTarget.
 absl::Status CheckFormat(const ExportRequest& request);

@@ -53,8 +53,6 @@ constexpr FixedField kFixedFields[] = {
     {"LossMask.honour_message_flag", "true", false},
     {"PublishPolicy.evaluate_int8", "true"},
     {"PublishPolicy.load", "false", false},
-    {"QLoraMethod.double_quant", "true"},
-    {"QLoraMethod.nf4_block", "64"},
     {"RunConfig.keep_best", "false", false},
 };
 // Fields that this file converts by hand, or whose values are all accepted.

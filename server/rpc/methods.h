@@ -34,8 +34,6 @@ inline constexpr const char* kUnimplemented[] = {"nibble.v1.InferenceService/Emb
                                                  "LossMask.roles",
                                                  "PublishPolicy.evaluate_int8 false",
                                                  "PublishPolicy.load",
-                                                 "QLoraMethod.double_quant false",
-                                                 "QLoraMethod.nf4_block (other than 64)",
                                                  "RenderTemplateRequest.model name@version, name+adapter",
                                                  "RunConfig.artifact_ttl",
                                                  "RunConfig.early_stop",

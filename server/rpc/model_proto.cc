@@ -171,6 +171,11 @@ absl::StatusOr<v1::Model> ToProto(const store::StoredModel& stored, bool loaded,
     out.set_act_outliers(info.act_outliers);
     out.set_activations(info.weight_only ? v1::MODEL_FORMAT_BF16 : v1::MODEL_FORMAT_INT8);
   }
+  if (info.weight_format() == model::Format::kNf4) {
+    out.set_nf4_block(static_cast<std::int32_t>(info.nf4.block));
+    out.set_double_quant(info.nf4.double_quant);
+    if (info.nf4.double_quant) out.set_scaler_block(static_cast<std::int32_t>(info.nf4.scaler_block));
+  }
   out.set_head_format(HeadFormatOf(stored, info, out.architecture().tied_embeddings()));
   if (const auto record = model::ReadRecord(files, stored.directory); record.ok()) {
     out.set_record_rows(static_cast<std::int32_t>(record->num_rows()));

@@ -61,6 +61,9 @@ registry::ConvertRequest FromProto(const v1::ConvertModelRequest& request) {
   out.head = FormatOf(request.head());
   out.activations = FormatOf(request.activations());
   if (request.has_act_outliers()) out.act_outliers = request.act_outliers();
+  if (request.has_nf4_block()) out.nf4_block = request.nf4_block();
+  if (request.has_double_quant()) out.double_quant = request.double_quant();
+  if (request.has_scaler_block()) out.scaler_block = request.scaler_block();
   out.merge = request.lora() == v1::LORA_HANDLING_MERGE;
   out.tolerance = ToTolerance(request.tolerance());
   if (request.has_eval_dataset()) out.eval_dataset = request.eval_dataset();

@@ -16,8 +16,11 @@
 namespace nibble::store {
 
 // The key of the nf4 form of a model whose manifest has this digest, which also covers the tokenizer that the form has
-// a copy of. Change the number at the end of the key when conversion makes other bytes from the same model.
-inline std::string Nf4BaseKey(const std::string& manifest_digest) { return manifest_digest + "-nf4-1"; }
+// a copy of. options: model::KeyOf the options of the form. Change the number at the end of the key when conversion
+// makes other bytes from the same model.
+inline std::string Nf4BaseKey(const std::string& manifest_digest, const std::string& options) {
+  return manifest_digest + "-nf4-1" + options;
+}
 
 // Thread-compatible; several processes may share a directory. Each entry is a published directory, locked with flock
 // while in use.

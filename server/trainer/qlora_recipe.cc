@@ -4,6 +4,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/convert/convert.h"
+#include "server/jobs/qlora_method.h"
 #include "server/store/base_cache.h"
 #include "server/trainer/adapter_recipe.h"
 #include "server/trainer/recipe.h"
@@ -40,11 +41,13 @@ class QLoraRecipe : public AdapterRecipe {
 
   absl::Status Quantize(const model::Artifact& source, const std::string& directory) {
     const absl::Duration began = base::RealClock().Monotonic();
-    NIBBLE_RETURN_IF_ERROR(
-        convert::ConvertModel(context_.files, source, directory,
-                              {.to = model::Format::kNf4, .measure_errors = false, .cancelled = context_.cancelled},
-                              context_.stream)
-            .status());
+    NIBBLE_RETURN_IF_ERROR(convert::ConvertModel(context_.files, source, directory,
+                                                 {.to = model::Format::kNf4,
+                                                  .nf4 = jobs::Nf4OptionsOf(spec_.qlora),
+                                                  .measure_errors = false,
+                                                  .cancelled = context_.cancelled},
+                                                 context_.stream)
+                               .status());
     return context_.log(
         base::StrCat("base quantized to nf4 in ", absl::ToDoubleSeconds(base::RealClock().Monotonic() - began), " s"));
   }
@@ -58,7 +61,8 @@ class QLoraRecipe : public AdapterRecipe {
     if (!context_.order.base_cache_directory.empty()) {
       store::BaseCache cache = Cache();
       NIBBLE_ASSIGN_OR_RETURN(const store::Manifest manifest, store::ReadManifest(context_.files, source.directory()));
-      const std::string key = store::Nf4BaseKey(manifest.digest);
+      const model::Nf4Options options = jobs::Nf4OptionsOf(spec_.qlora);
+      const std::string key = store::Nf4BaseKey(manifest.digest, model::KeyOf(options));
       NIBBLE_ASSIGN_OR_RETURN(cached_, cache.Find(key, context_.cancelled));
       if (cached_ != nullptr) {
         NIBBLE_RETURN_IF_ERROR(context_.log("base taken from the cache of quantized bases"));

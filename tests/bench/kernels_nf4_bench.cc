@@ -19,7 +19,7 @@ using kernels::DType;
 
 struct Weight {
   Weight(std::int64_t n, std::int64_t k, std::int64_t copies) : n(n), k(k), codes(static_cast<std::size_t>(copies)) {
-    absmax.resize(static_cast<std::size_t>(n * kernels::Nf4RowBlocks(k)), 0.05f);
+    absmax.resize(static_cast<std::size_t>(n * kernels::Nf4RowBlocks(k, kernels::kNf4Block)), 0.05f);
     for (auto& copy : codes) {
       copy.resize(static_cast<std::size_t>(n * kernels::Nf4RowBytes(k)));
       for (std::size_t i = 0; i < copy.size(); ++i) copy[i] = static_cast<std::uint8_t>(support::Bits(1, i));

@@ -13,6 +13,8 @@ BOOK = np.array([-1.0, -0.6961928009986877, -0.5250730514526367, -0.394917488098
 def dequantized(directory):
     """The NF4 artifact's tensors in f32, computed only from the formulas of docs/formats.md."""
     stored = load_file(directory / "model.safetensors")
+    options = json.loads((directory / "nibble.json").read_text()).get("nf4", {})
+    block = options.get("block", 64)
     tensors = {}
     for name, value in stored.items():
         if name.endswith(("_absmax", "_absmax_factor", "_absmax_offset")):
@@ -20,11 +22,12 @@ def dequantized(directory):
         if value.dtype != np.uint8:
             tensors[name] = value.astype(np.float32)
             continue
-        factor = np.repeat(stored[name + "_absmax_factor"], 256)
-        absmax = stored[name + "_absmax"]
-        scale = (absmax.astype(np.float32).ravel() / factor[: absmax.size] + stored[name + "_absmax_offset"][0]).reshape(absmax.shape)
+        scale = stored[name + "_absmax"]
+        if options.get("double_quant", True):
+            factor = np.repeat(stored[name + "_absmax_factor"], options.get("scaler_block", 256))[: scale.size].reshape(scale.shape)
+            scale = scale.astype(np.float32) / factor + stored[name + "_absmax_offset"][0]
         codes = np.stack([value >> 4, value & 15], -1).reshape(value.shape[0], -1)
-        tensors[name] = BOOK[codes] * np.repeat(scale, 64, 1)[:, : codes.shape[1]]
+        tensors[name] = BOOK[codes] * np.repeat(scale, block, 1)[:, : codes.shape[1]]
     return tensors
 
 

@@ -28,11 +28,15 @@ OPTIONS = {
     "dora": ({"use_dora": True}, {"use_dora": True}, {"use_dora": False}),
     # PEFT trains vectors with the learning rate of B.
     "dora_plus": ({"use_dora": True, "lora_plus_ratio": 8, "r": 2}, {"use_dora": True, "lora_plus_ratio": 8, "r": 2}, {"alpha": 16}),
+    "blocks": ({}, {}, {"alpha": 16}),
     "ranks": (RANKS, RANKS, {"rank_pattern": {**RANKS["rank_pattern"], "(up|down)_proj": 4}}),
 }
-# The base as it is stored: what lora trains on, in f32, and what qlora trains on.
-BASES = {"lora": ("float", lambda server: load_file(server.state / "models/float/model.safetensors")),
-         "qlora": ("base", lambda server: dequantized(server.state / "models/base"))}
+# The base as it is stored: what lora trains on, in f32, and what qlora trains on, with blocks of 64 and of 32.
+BASES = {"float": lambda server: load_file(server.state / "models/float/model.safetensors"),
+         "base": lambda server: dequantized(server.state / "models/base"),
+         "base32": lambda server: dequantized(server.state / "models/base32")}
+CASES = [(method, base, option) for option in OPTIONS if option != "blocks" for method, base in [("lora", "float"), ("qlora", "base")]]
+CASES.append(("qlora", "base32", "blocks"))
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +45,19 @@ def server(tmp_path_factory, model_directory):
     with_data = Server(path / "state").start()
     with_data.run("models", "import", model_directory, "--name", "float", "--dtype", "f32")
     with_data.run("models", "convert", "float", "--to", "nf4", "--name", "base")
+    with_data.run("models", "convert", "float", "--to", "nf4", "--name", "base32", "--nf4-block", "32", "--no-double-quant")
     (path / "four.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     with_data.run("datasets", "upload", path / "four.jsonl", "--name", "four")
     yield with_data
     with_data.stop()
 
 
-@pytest.fixture(scope="module", params=[(method, option) for option in OPTIONS for method in BASES], ids="-".join)
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[2]}")
 def trained(request, server, tmp_path_factory):
     """A job with the option, its export for PEFT, and what PEFT computed."""
-    method, option = request.param
+    method, base, option = request.param
     path = tmp_path_factory.mktemp(f"{method}-{option}")
-    base, tensors = BASES[method]
+    tensors = BASES[base]
     name = f"{method}-{option}"
     ours, theirs, wrong = OPTIONS[option]
     got = train(server, path, method=method, base=base, output=name, options=ours)

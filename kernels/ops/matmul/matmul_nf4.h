@@ -12,9 +12,9 @@ namespace nibble::kernels {
 //   w     [N, K]   formats/nf4.h
 //   bias  [N]      f32, or null
 //   y     [M, N]   f32 | bf16; overwritten; must not alias x
-// Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), ResourceExhausted (scratch: a copy of
-// x, a tile of w per thread; on CUDA also all of w), Internal (launch).
-// Source: QLoRA arXiv:2305.14314 s.3. Golden: tests/golden/kernels (bitsandbytes weights, float64 product).
+// Errors: InvalidArgument (shape, dtype, block), Unimplemented (no kernel for device), ResourceExhausted (scratch: a
+// copy of x, a tile of w per thread; on CUDA also all of w), Internal (launch). Source: QLoRA arXiv:2305.14314 s.3.
+// Golden: tests/golden/kernels (bitsandbytes weights, float64 product).
 absl::Status MatmulNf4(const MatmulNf4Args& args, const Stream& stream);
 
 }  // namespace nibble::kernels

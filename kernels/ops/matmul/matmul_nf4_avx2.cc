@@ -1,4 +1,4 @@
-// The AVX2 path of matmul_nf4. In the copies of x and w (matmul_nf4_tiles.h), a block of 64 holds its 32 even elements
+// The AVX2 path of matmul_nf4. In the copies of x and w (matmul_nf4_tiles.h), a strip of 64 holds its 32 even elements
 // first, then its 32 odd elements.
 #include <immintrin.h>
 
@@ -51,30 +51,33 @@ struct Fma {
     }
   }
 
-  static void Decode(const std::uint8_t* codes, float absmax, float* out) {
-    const Vec16Avx2 values = Values(absmax);
+  template <int kScales>
+  static void Decode(const std::uint8_t* codes, const float* absmax, float* out) {
+    Vec16Avx2 values = Values(absmax[0]);
     for (int i = 0; i < 4; ++i) {
+      if (kScales == 2 && i == 2) values = Values(absmax[kScales - 1]);
       const __m256i byte = Bytes(codes + 8 * i);
       _mm256_storeu_ps(out + 8 * i, Lookup(values, _mm256_srli_epi32(byte, 4)));
       _mm256_storeu_ps(out + 8 * i + 32, Lookup(values, byte));
     }
   }
 
-  template <int kM>
-  static void Few(const float* x, std::int64_t stride, const std::uint8_t* codes, std::int64_t row_bytes,
-                  const float* absmax, std::int64_t row_blocks, std::int64_t whole, float* out) {
+  template <int kM, int kScales>
+  static void Few(const float* x, std::int64_t stride, const Nf4Rows& w, std::int64_t whole, float* out) {
     __m256 sum[kM][4];
     for (int r = 0; r < 4; ++r) {  // one row of w at a time: the sums of four would not fit in 16 registers
       __m256 even_sum[kM], odd_sum[kM];
       for (int m = 0; m < kM; ++m) even_sum[m] = odd_sum[m] = _mm256_setzero_ps();
-      for (std::int64_t b = 0; b < whole; ++b) {
-        const Vec16Avx2 values = Values(absmax[r * row_blocks + b]);
+      for (std::int64_t s = 0; s < whole; ++s) {
+        const float* absmax = w.Scale<kScales>(r, s);
+        Vec16Avx2 values = Values(absmax[0]);
         for (int i = 0; i < 4; ++i) {
-          const __m256i byte = Bytes(codes + r * row_bytes + b * 32 + 8 * i);
+          if (kScales == 2 && i == 2) values = Values(absmax[kScales - 1]);
+          const __m256i byte = Bytes(w.codes + r * w.row_bytes + s * 32 + 8 * i);
           const __m256 even = Lookup(values, _mm256_srli_epi32(byte, 4));
           const __m256 odd = Lookup(values, byte);
           for (int m = 0; m < kM; ++m) {
-            const float* xm = x + m * stride + b * kNf4Block + 8 * i;
+            const float* xm = x + m * stride + s * kNf4Strip + 8 * i;
             even_sum[m] = _mm256_fmadd_ps(even, _mm256_loadu_ps(xm), even_sum[m]);
             odd_sum[m] = _mm256_fmadd_ps(odd, _mm256_loadu_ps(xm + 32), odd_sum[m]);
           }
@@ -113,8 +116,8 @@ struct Fma {
 }  // namespace
 
 LaunchResult MatmulNf4Avx2(const MatmulNf4Args& args, const Stream& stream) {
-  if (args.x.dtype == DType::kF32) return MatmulNf4Run<Fma<float>>(args, stream).Run();
-  return MatmulNf4Run<Fma<BF16>>(args, stream).Run();
+  if (args.x.dtype == DType::kF32) return MatmulNf4On<Fma<float>>(args, stream);
+  return MatmulNf4On<Fma<BF16>>(args, stream);
 }
 
 }  // namespace nibble::kernels

@@ -12,13 +12,13 @@ void Multiply(const MatmulNf4Args& args, const Stream& stream) {
   stream.ParallelFor(args.w.rows, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t n = begin; n < end; ++n) {
       const std::uint8_t* codes = args.w.codes + n * Nf4RowBytes(k);
-      const float* absmax = args.w.absmax + n * Nf4RowBlocks(k);
+      const float* absmax = args.w.absmax + n * Nf4RowBlocks(k, args.w.block);
       for (std::int64_t m = 0; m < args.x.rows; ++m) {
         const X* x = args.x.Row<X>(m);
         float sum = 0;
         for (std::int64_t i = 0; i < k; ++i) {
           const unsigned code = i % 2 == 0 ? codes[i / 2] >> 4 : codes[i / 2] & 15u;
-          const float w = ToFloat(RoundTo<X>(kNf4Book[code] * absmax[i / kNf4Block]));
+          const float w = ToFloat(RoundTo<X>(kNf4Book[code] * absmax[i / args.w.block]));
           sum = std::fma(ToFloat(x[i]), w, sum);
         }
         args.y.Row<Y>(m)[n] = RoundTo<Y>(args.bias == nullptr ? sum : sum + args.bias[n]);

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::int64_t kFewRows = 4;
 constexpr int kWarps = 4;         // outputs per block
-constexpr int kLaneElements = 8;  // four bytes of codes per lane and step; eight lanes per block of 64
+constexpr int kLaneElements = 8;  // four bytes of codes per lane and step, all of one block
 
 // Loads four bytes of codes; bytes past the row read as 0.
 __device__ std::uint32_t LoadCodes(const std::uint8_t* row, std::int64_t at, std::int64_t row_bytes, bool aligned) {
@@ -33,11 +33,12 @@ __global__ void __launch_bounds__(kWarps * 32)
   if (n >= w.rows) return;  // whole warps leave; nothing below waits for them
   const std::int64_t row_bytes = Nf4RowBytes(w.cols);
   const std::uint8_t* codes = w.codes + n * row_bytes;
-  const float* absmax = w.absmax + n * Nf4RowBlocks(w.cols);
+  const float* absmax = w.absmax + n * Nf4RowBlocks(w.cols, w.block);
+  const int shift = Nf4ShiftOnDevice(w.block);
   float sum[kM] = {};
   for (std::int64_t k = lane * kLaneElements; k < w.cols; k += 32 * kLaneElements) {
     const std::uint32_t four = LoadCodes(codes, k / 2, row_bytes, aligned);
-    const float scale = absmax[k / kNf4Block];
+    const float scale = absmax[k >> shift];
 #pragma unroll
     for (int i = 0; i < kLaneElements; ++i) {
       if (k + i < w.cols) {

@@ -1,14 +1,16 @@
-// Shared by the AVX paths of matmul_nf4. x is copied once into the order in which a path decodes a block's codes,
-// padded with zeros to whole blocks. For few rows the codes are decoded as they are multiplied; for more, tiles of
-// decoded rows of w are multiplied (a path with vdpbf16ps uses kernels/pair_product.h instead). A Path is in an
-// anonymous namespace, so that the linker cannot share an instantiation with the path of another instruction set. A
-// Path has
+// Shared by the AVX paths of matmul_nf4. They read w in strips of 64 elements along a row. A strip lies in one block
+// and has one scale, except that it has two if blocks have 32 elements. x is copied once into the order in which a path
+// decodes a strip's codes, padded with zeros to whole strips. For few rows the codes are decoded as they are
+// multiplied; for more, tiles of decoded rows of w are multiplied (a path with vdpbf16ps uses kernels/pair_product.h
+// instead). A Path is in an anonymous namespace, so that the linker cannot share an instantiation with the path of
+// another instruction set. A Path has
 //   X                                          f32 or bf16: the type of x
 //   Element                                    f32 or bf16: the type of the copy of x and of decoded w
 //   Pack(const X* x, Element* out)             64 elements of x in the path's order
-//   Decode(codes, absmax, Element* out)        64 weights, rounded to X, in the path's order
-//   Few<M>(x, stride, codes, row_bytes, absmax, row_blocks, whole, float* out)  M x 4 dot products over `whole` whole
-//                                              blocks, added to out
+//   Decode<kScales>(codes, absmax, Element* out)  64 weights, rounded to X, in the path's order; kScales is 1 or 2
+//   Few<M, kScales>(x, stride, const Nf4Rows& w, whole, float* out)  M x 4 dot products over `whole` whole strips,
+//   added
+//                                              to out
 //   Tile(x, w, padded_k, float* out)           4 x 4 dot products of decoded rows, overwrites out
 // Decode and Tile may be missing in a Path that is used only for few rows.
 #pragma once
@@ -36,7 +38,24 @@ static inline std::int64_t Nf4PrefetchBytes(std::int64_t row_bytes) {
   return quad >= kAheadBytes ? quad : (kAheadBytes + quad - 1) / quad * quad;
 }
 
-template <typename Path>
+inline constexpr std::int64_t kNf4Strip = 64;
+
+// Rows of w, each in the memory after the one before it.
+struct Nf4Rows {
+  const std::uint8_t* codes;
+  std::int64_t row_bytes;
+  const float* absmax;
+  std::int64_t row_blocks;
+  int strip_shift;  // of blocks of at least 64 elements: a strip's number >> strip_shift is its block's
+
+  // The scale of a strip; with kScales 2, the first of its two.
+  template <int kScales>
+  const float* Scale(std::int64_t row, std::int64_t strip) const {
+    return absmax + row * row_blocks + (kScales == 2 ? 2 * strip : strip >> strip_shift);
+  }
+};
+
+template <typename Path, int kScales>
 class MatmulNf4Run {
  public:
   using X = typename Path::X;
@@ -48,8 +67,9 @@ class MatmulNf4Run {
         m_(args.x.rows),
         n_(args.w.rows),
         k_(args.x.cols),
-        blocks_(Nf4RowBlocks(k_)),
-        padded_k_(blocks_ * kNf4Block) {}
+        blocks_(Nf4RowBlocks(k_, args.w.block)),
+        strips_((k_ + kNf4Strip - 1) / kNf4Strip),
+        padded_k_(strips_ * kNf4Strip) {}
 
   LaunchResult Run() {
     const bool few = m_ <= kMatmulNf4FewRows;
@@ -90,11 +110,11 @@ class MatmulNf4Run {
       return;
     }
     const X* x = args_.x.template Row<X>(r);
-    for (std::int64_t b = 0; b < k_ / kNf4Block; ++b) Path::Pack(x + b * kNf4Block, out + b * kNf4Block);
-    if (const std::int64_t tail = k_ % kNf4Block; tail != 0) {
-      X padded[kNf4Block] = {};
+    for (std::int64_t s = 0; s < k_ / kNf4Strip; ++s) Path::Pack(x + s * kNf4Strip, out + s * kNf4Strip);
+    if (const std::int64_t tail = k_ % kNf4Strip; tail != 0) {
+      X padded[kNf4Strip] = {};
       std::copy_n(x + k_ - tail, tail, padded);
-      Path::Pack(padded, out + padded_k_ - kNf4Block);
+      Path::Pack(padded, out + padded_k_ - kNf4Strip);
     }
   }
 
@@ -113,36 +133,38 @@ class MatmulNf4Run {
     }
   }
 
-  // One block of each of up to four rows, padded with zeros to a whole block; missing rows hold zeros.
-  struct PaddedBlocks {
-    std::uint8_t codes[kMatmulNf4Quad][kNf4Block / 2] = {};
-    float absmax[kMatmulNf4Quad] = {};
+  // One strip of each of up to four rows, padded with zeros to a whole strip; missing rows hold zeros.
+  struct PaddedStrips {
+    std::uint8_t codes[kMatmulNf4Quad][kNf4Strip / 2] = {};
+    float absmax[kMatmulNf4Quad][kScales] = {};
   };
-  void CopyBlock(std::int64_t first, std::int64_t rows, std::int64_t block, PaddedBlocks* padded) const {
-    const std::int64_t elements = std::min(kNf4Block, k_ - block * kNf4Block);
+  void CopyStrip(const Nf4Rows& w, std::int64_t rows, std::int64_t strip, PaddedStrips* padded) const {
+    const std::int64_t elements = std::min(kNf4Strip, k_ - strip * kNf4Strip);
+    const int scales = elements > kNf4Strip / 2 ? kScales : 1;  // the second half may lie past K
     for (std::int64_t r = 0; r < rows; ++r) {
-      std::copy_n(Codes(first + r) + block * (kNf4Block / 2), Nf4RowBytes(elements), padded->codes[r]);
-      padded->absmax[r] = Absmax(first + r)[block];
+      std::copy_n(w.codes + r * w.row_bytes + strip * (kNf4Strip / 2), Nf4RowBytes(elements), padded->codes[r]);
+      std::copy_n(w.template Scale<kScales>(r, strip), scales, padded->absmax[r]);
     }
   }
 
   template <int kM>
   void Few() {
-    const std::int64_t whole = k_ / kNf4Block;
+    const std::int64_t whole = k_ / kNf4Strip;
     const std::int64_t grain = std::max<std::int64_t>(1, kMatmulNf4PieceWeights / (4 * (k_ + 1))) * kMatmulNf4Quad;
     stream_.ParallelFor(n_, grain, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t n = begin; n < end; n += kMatmulNf4Quad) {
         const std::int64_t rows = std::min(kMatmulNf4Quad, end - n);
+        const Nf4Rows w = Rows(n);
         float out[kM * kMatmulNf4Quad] = {};
-        if (rows == kMatmulNf4Quad && whole > 0) {  // without a whole block rows may have no bytes at all
-          Path::template Few<kM>(x_.get(), padded_k_, Codes(n), Nf4RowBytes(k_), Absmax(n), blocks_, whole, out);
+        if (rows == kMatmulNf4Quad && whole > 0) {  // without a whole strip rows may have no bytes at all
+          Path::template Few<kM, kScales>(x_.get(), padded_k_, w, whole, out);
         }
-        // The remainder: the last partial block, and all blocks of the last rows if they are fewer than four.
-        for (std::int64_t b = rows == kMatmulNf4Quad ? whole : 0; b < blocks_; ++b) {
-          PaddedBlocks padded;
-          CopyBlock(n, rows, b, &padded);
-          Path::template Few<kM>(x_.get() + b * kNf4Block, padded_k_, padded.codes[0], kNf4Block / 2, padded.absmax, 1,
-                                 1, out);
+        // The remainder: the last partial strip, and all strips of the last rows if they are fewer than four.
+        for (std::int64_t s = rows == kMatmulNf4Quad ? whole : 0; s < strips_; ++s) {
+          PaddedStrips padded;
+          CopyStrip(w, rows, s, &padded);
+          const Nf4Rows strip = {padded.codes[0], kNf4Strip / 2, padded.absmax[0], kScales, 0};
+          Path::template Few<kM, kScales>(x_.get() + s * kNf4Strip, padded_k_, strip, 1, out);
         }
         Finish(out, 0, kM, n, rows);
       }
@@ -155,14 +177,16 @@ class MatmulNf4Run {
         std::fill_n(w, padded_k_, Element{});
         continue;
       }
-      const std::int64_t whole = k_ / kNf4Block;
-      for (std::int64_t b = 0; b < whole; ++b) {
-        Path::Decode(Codes(n + r) + b * (kNf4Block / 2), Absmax(n + r)[b], w + b * kNf4Block);
+      const Nf4Rows row = Rows(n + r);
+      const std::int64_t whole = k_ / kNf4Strip;
+      for (std::int64_t s = 0; s < whole; ++s) {
+        Path::template Decode<kScales>(row.codes + s * (kNf4Strip / 2), row.template Scale<kScales>(0, s),
+                                       w + s * kNf4Strip);
       }
-      if (whole < blocks_) {
-        PaddedBlocks padded;
-        CopyBlock(n + r, 1, whole, &padded);
-        Path::Decode(padded.codes[0], padded.absmax[0], w + whole * kNf4Block);
+      if (whole < strips_) {
+        PaddedStrips padded;
+        CopyStrip(row, 1, whole, &padded);
+        Path::template Decode<kScales>(padded.codes[0], padded.absmax[0], w + whole * kNf4Strip);
       }
     }
   }
@@ -191,13 +215,23 @@ class MatmulNf4Run {
     return {};
   }
 
-  const std::uint8_t* Codes(std::int64_t n) const { return args_.w.codes + n * Nf4RowBytes(k_); }
-  const float* Absmax(std::int64_t n) const { return args_.w.absmax + n * blocks_; }
+  // The rows of w from n on.
+  Nf4Rows Rows(std::int64_t n) const {
+    const std::int64_t bytes = Nf4RowBytes(k_);
+    const int shift = kScales == 2 ? 0 : Nf4BlockShift(args_.w.block / kNf4Strip);
+    return {args_.w.codes + n * bytes, bytes, args_.w.absmax + n * blocks_, blocks_, shift};
+  }
 
   const MatmulNf4Args& args_;
   const Stream& stream_;
-  const std::int64_t m_, n_, k_, blocks_, padded_k_;
+  const std::int64_t m_, n_, k_, blocks_, strips_, padded_k_;
   Buffer x_;
 };
+
+template <typename Path>
+LaunchResult MatmulNf4On(const MatmulNf4Args& args, const Stream& stream) {
+  if (args.w.block < kNf4Strip) return MatmulNf4Run<Path, 2>(args, stream).Run();
+  return MatmulNf4Run<Path, 1>(args, stream).Run();
+}
 
 }  // namespace nibble::kernels

@@ -10,6 +10,7 @@ absl::Status DequantizeNf4(const DequantizeNf4Args& args, const Stream& stream) 
   const Nf4Weight& w = args.w;
   NIBBLE_RETURN_IF_INVALID(CheckThat(w.rows >= 0 && w.cols >= 0, kOp, "w.rows and w.cols >= 0"));
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "out", args.out, w.rows, w.cols, {DType::kF32, DType::kBF16}));
+  NIBBLE_RETURN_IF_INVALID(CheckNf4Block(kOp, "w.block", w.block));
   if (w.rows == 0 || w.cols == 0) return absl::OkStatus();
   NIBBLE_RETURN_IF_INVALID(
       CheckThat(w.codes != nullptr && w.absmax != nullptr, kOp, "codes and absmax of w, got null"));

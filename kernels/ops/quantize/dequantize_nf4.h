@@ -8,7 +8,7 @@ namespace nibble::kernels {
 //   w    [N, K]   formats/nf4.h
 //   out  [N, K]   f32 | bf16; overwritten
 // Same bits on every path.
-// Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
+// Errors: InvalidArgument (shape, dtype, block), Unimplemented (no kernel for device), Internal (launch).
 // Source: bitsandbytes kDequantizeBlockwise. Golden: tests/golden/kernels (bitsandbytes).
 absl::Status DequantizeNf4(const DequantizeNf4Args& args, const Stream& stream);
 

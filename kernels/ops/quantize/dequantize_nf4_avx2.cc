@@ -10,7 +10,21 @@ namespace {
 
 // A Path of dequantize_nf4_rows.h.
 struct Avx2 {
-  static Vec16Avx2 Values(float absmax) { return Vec16Avx2::Load(kNf4Book.data()) * Vec16Avx2::Set1(absmax); }
+  // A table of bf16: low bytes and high bytes separately, each in both lanes.
+  struct Table {
+    __m256i low_bytes, high_bytes;
+  };
+
+  static Vec16Avx2 Values(float absmax, float) { return Vec16Avx2::Load(kNf4Book.data()) * Vec16Avx2::Set1(absmax); }
+  static Table Values(float absmax, BF16) {
+    std::uint16_t value[16];
+    Values(absmax, 0.0f).Store(reinterpret_cast<BF16*>(value));
+    const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(value));
+    const __m256i low_words = _mm256_and_si256(words, _mm256_set1_epi16(255));
+    const __m256i high_words = _mm256_srli_epi16(words, 8);
+    return {_mm256_permute4x64_epi64(_mm256_packus_epi16(low_words, low_words), 0x88),
+            _mm256_permute4x64_epi64(_mm256_packus_epi16(high_words, high_words), 0x88)};
+  }
 
   // The codes of 16 bytes in the order of their elements: elements 0..15 in the low lane, 16..31 in the high lane.
   static __m256i Codes(const std::uint8_t* codes) {
@@ -21,30 +35,19 @@ struct Avx2 {
     return _mm256_set_m128i(_mm_unpackhi_epi8(even, odd), _mm_unpacklo_epi8(even, odd));
   }
 
-  static void Block(const std::uint8_t* codes, float absmax, BF16* out) {
-    std::uint16_t value[16];
-    Values(absmax).Store(reinterpret_cast<BF16*>(value));
-    const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(value));
-    // The table's low bytes and high bytes separately, each in both lanes.
-    const __m256i low_words = _mm256_and_si256(words, _mm256_set1_epi16(255));
-    const __m256i high_words = _mm256_srli_epi16(words, 8);
-    const __m256i low_bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(low_words, low_words), 0x88);
-    const __m256i high_bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(high_words, high_words), 0x88);
-    for (int i = 0; i < 2; ++i) {
-      const __m256i at = Codes(codes + 16 * i);
-      const __m256i low = _mm256_shuffle_epi8(low_bytes, at);
-      const __m256i high = _mm256_shuffle_epi8(high_bytes, at);
-      const __m256i a = _mm256_unpacklo_epi8(low, high);  // elements 0..7 and 16..23
-      const __m256i b = _mm256_unpackhi_epi8(low, high);  // elements 8..15 and 24..31
-      __m256i* to = reinterpret_cast<__m256i*>(out + 32 * i);
-      _mm256_storeu_si256(to, _mm256_permute2x128_si256(a, b, 0x20));
-      _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(a, b, 0x31));
-    }
+  static void Unit(const std::uint8_t* codes, const Table& values, BF16* out) {
+    const __m256i at = Codes(codes);
+    const __m256i low = _mm256_shuffle_epi8(values.low_bytes, at);
+    const __m256i high = _mm256_shuffle_epi8(values.high_bytes, at);
+    const __m256i a = _mm256_unpacklo_epi8(low, high);  // elements 0..7 and 16..23
+    const __m256i b = _mm256_unpackhi_epi8(low, high);  // elements 8..15 and 24..31
+    __m256i* to = reinterpret_cast<__m256i*>(out);
+    _mm256_storeu_si256(to, _mm256_permute2x128_si256(a, b, 0x20));
+    _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(a, b, 0x31));
   }
 
-  static void Block(const std::uint8_t* codes, float absmax, float* out) {
-    const Vec16Avx2 values = Values(absmax);
-    for (int i = 0; i < 8; ++i) {
+  static void Unit(const std::uint8_t* codes, const Vec16Avx2& values, float* out) {
+    for (int i = 0; i < 4; ++i) {
       std::uint32_t four;
       std::copy_n(codes + 4 * i, sizeof four, reinterpret_cast<std::uint8_t*>(&four));
       const __m256i byte = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(static_cast<int>(four)));

@@ -26,12 +26,14 @@ __global__ void DequantizeAligned(Nf4Weight w, Nf4BookValue book_value, T* out, 
   __shared__ float book[16];
   CopyNf4Book(book_value, book);
   const std::int64_t per_row = w.cols / 8;
+  const std::int64_t row_blocks = Nf4RowBlocks(w.cols, w.block);
+  const int shift = Nf4ShiftOnDevice(w.block);
   const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
   for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < w.rows * per_row; i += step) {
     const std::int64_t row = i / per_row;
     const std::int64_t column = i % per_row * 8;
     const std::uint32_t four = reinterpret_cast<const std::uint32_t*>(w.codes)[i];
-    const float absmax = w.absmax[row * Nf4RowBlocks(w.cols) + column / kNf4Block];
+    const float absmax = w.absmax[row * row_blocks + (column >> shift)];
     float value[8];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -49,12 +51,14 @@ __global__ void DequantizeBytes(Nf4Weight w, Nf4BookValue book_value, T* out, st
   __shared__ float book[16];
   CopyNf4Book(book_value, book);
   const std::int64_t row_bytes = Nf4RowBytes(w.cols);
+  const std::int64_t row_blocks = Nf4RowBlocks(w.cols, w.block);
+  const int shift = Nf4ShiftOnDevice(w.block);
   const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
   for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < w.rows * row_bytes; i += step) {
     const std::int64_t row = i / row_bytes;
     const std::int64_t column = i % row_bytes * 2;
     const unsigned byte = w.codes[i];
-    const float absmax = w.absmax[row * Nf4RowBlocks(w.cols) + column / kNf4Block];
+    const float absmax = w.absmax[row * row_blocks + (column >> shift)];
     StoreElement(out + row * stride + column, __fmul_rn(book[byte >> 4], absmax));
     if (column + 1 < w.cols) StoreElement(out + row * stride + column + 1, __fmul_rn(book[byte & 15u], absmax));
   }

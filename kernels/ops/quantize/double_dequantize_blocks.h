@@ -12,11 +12,11 @@ inline constexpr std::int64_t kDoubleDequantizePieceBlocks = 32;  // a thread's 
 // Path::Block(codes, n, factor, offset, absmax) writes n values that share a factor.
 template <typename Path>
 LaunchResult DoubleDequantizeOn(const DoubleDequantizeArgs& args, const Stream& stream) {
-  stream.ParallelFor(DoubleQuantBlocks(args.n), kDoubleDequantizePieceBlocks,
+  stream.ParallelFor(DoubleQuantBlocks(args.n, args.block), kDoubleDequantizePieceBlocks,
                      [&](std::int64_t begin, std::int64_t end) {
                        for (std::int64_t b = begin; b < end; ++b) {
-                         const std::int64_t first = b * kDoubleQuantBlock;
-                         const int n = static_cast<int>(std::min(kDoubleQuantBlock, args.n - first));
+                         const std::int64_t first = b * args.block;
+                         const int n = static_cast<int>(std::min(args.block, args.n - first));
                          Path::Block(args.codes + first, n, args.factor[b], args.offset, args.absmax + first);
                        }
                      });

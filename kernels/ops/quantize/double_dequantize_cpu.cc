@@ -4,9 +4,9 @@
 namespace nibble::kernels {
 
 LaunchResult DoubleDequantizeCpu(const DoubleDequantizeArgs& args, const Stream& stream) {
-  stream.ParallelFor(args.n, kDoubleQuantBlock, [&](std::int64_t begin, std::int64_t end) {
+  stream.ParallelFor(args.n, args.block, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
-      args.absmax[i] = static_cast<float>(args.codes[i]) / args.factor[i / kDoubleQuantBlock] + args.offset;
+      args.absmax[i] = static_cast<float>(args.codes[i]) / args.factor[i / args.block] + args.offset;
     }
   });
   return {};

@@ -12,6 +12,7 @@ struct DoubleDequantizeArgs {
   float offset = 0;
   std::int64_t n = 0;
   float* absmax = nullptr;
+  std::int64_t block = kDoubleQuantBlock;
 };
 
 using DoubleDequantizeKernel = LaunchResult(const DoubleDequantizeArgs& args, const Stream& stream);

@@ -10,6 +10,7 @@ namespace nibble::kernels {
 absl::Status DoubleQuantize(const DoubleQuantizeArgs& args, const Stream& stream) {
   constexpr const char* kOp = "double_quantize";
   NIBBLE_RETURN_IF_INVALID(CheckThat(args.n >= 0, kOp, "n >= 0"));
+  NIBBLE_RETURN_IF_INVALID(CheckNf4Block(kOp, "block", args.block));
   NIBBLE_RETURN_IF_INVALID(CheckThat(args.offset != nullptr, kOp, "offset, got null"));
   NIBBLE_RETURN_IF_INVALID(
       CheckThat(args.n == 0 || (args.absmax != nullptr && args.codes != nullptr && args.factor != nullptr), kOp,

@@ -22,14 +22,15 @@ LaunchResult DoubleQuantizeOn(const DoubleQuantizeArgs& args, const Stream& stre
   for (std::int64_t i = 0; i < args.n; ++i) sum += static_cast<double>(args.absmax[i]);
   const float offset = args.n == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(args.n));
   *args.offset = offset;
-  stream.ParallelFor(DoubleQuantBlocks(args.n), kDoubleQuantizePieceBlocks, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t b = begin; b < end; ++b) {
-      const std::int64_t first = b * kDoubleQuantBlock;
-      const int n = static_cast<int>(std::min(kDoubleQuantBlock, args.n - first));
-      args.factor[b] = DoubleQuantFactor(Path::MaxAbs(args.absmax + first, n, offset));
-      Path::Codes(args.absmax + first, n, offset, args.factor[b], args.codes + first);
-    }
-  });
+  stream.ParallelFor(DoubleQuantBlocks(args.n, args.block), kDoubleQuantizePieceBlocks,
+                     [&](std::int64_t begin, std::int64_t end) {
+                       for (std::int64_t b = begin; b < end; ++b) {
+                         const std::int64_t first = b * args.block;
+                         const int n = static_cast<int>(std::min(args.block, args.n - first));
+                         args.factor[b] = DoubleQuantFactor(Path::MaxAbs(args.absmax + first, n, offset));
+                         Path::Codes(args.absmax + first, n, offset, args.factor[b], args.codes + first);
+                       }
+                     });
   return {};
 }
 

@@ -12,10 +12,10 @@ LaunchResult DoubleQuantizeCpu(const DoubleQuantizeArgs& args, const Stream& str
   for (std::int64_t i = 0; i < args.n; ++i) sum += static_cast<double>(args.absmax[i]);
   const float offset = args.n == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(args.n));
   *args.offset = offset;
-  stream.ParallelFor(DoubleQuantBlocks(args.n), 1, [&](std::int64_t begin, std::int64_t end) {
+  stream.ParallelFor(DoubleQuantBlocks(args.n, args.block), 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t block = begin; block < end; ++block) {
-      const std::int64_t first = block * kDoubleQuantBlock;
-      const std::int64_t last = std::min(first + kDoubleQuantBlock, args.n);
+      const std::int64_t first = block * args.block;
+      const std::int64_t last = std::min(first + args.block, args.n);
       float max = 0.0f;
       for (std::int64_t i = first; i < last; ++i) max = std::max(max, std::fabs(args.absmax[i] - offset));
       const float ratio = 128.0f / max;

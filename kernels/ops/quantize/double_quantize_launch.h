@@ -12,6 +12,7 @@ struct DoubleQuantizeArgs {
   std::int8_t* codes = nullptr;
   float* factor = nullptr;
   float* offset = nullptr;
+  std::int64_t block = kDoubleQuantBlock;
 };
 
 using DoubleQuantizeKernel = LaunchResult(const DoubleQuantizeArgs& args, const Stream& stream);

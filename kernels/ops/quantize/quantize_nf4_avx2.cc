@@ -47,24 +47,28 @@ struct Avx2 {
   }
 
   template <typename T>
-  static float Block(const T* x, std::uint8_t* codes) {
+  static std::uint32_t TopMagnitude(const T* x, std::int64_t units) {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
-    __m256 value[8];
     __m256i top = _mm256_setzero_si256();
-    for (int i = 0; i < 4; ++i) {
+    for (std::int64_t i = 0; i < 2 * units; ++i) {
       const Vec16Avx2 v = Vec16Avx2::Load(x + 16 * i);
-      value[2 * i] = v.lo;
-      value[2 * i + 1] = v.hi;
       top = _mm256_max_epu32(top, _mm256_and_si256(_mm256_castps_si256(v.lo), magnitude));
       top = _mm256_max_epu32(top, _mm256_and_si256(_mm256_castps_si256(v.hi), magnitude));
     }
-    const float absmax = std::bit_cast<float>(ReduceMax(top));
-    const __m256 inverse = _mm256_set1_ps(Nf4Inverse(absmax));
+    return ReduceMax(top);
+  }
+
+  template <typename T>
+  static void Encode(const T* x, float inverse, std::uint8_t* codes) {
+    const __m256 factor = _mm256_set1_ps(inverse);
     const __m256 low = _mm256_loadu_ps(kNf4Thresholds.data());
     const __m256i seven = _mm256_setr_epi32(-1, -1, -1, -1, -1, -1, -1, 0);
     const __m256 high = _mm256_maskload_ps(kNf4Thresholds.data() + 8, seven);
-    for (int i = 0; i < 8; ++i) Store(Codes(_mm256_mul_ps(value[i], inverse), low, high), codes + 4 * i);
-    return absmax;
+    for (int i = 0; i < 2; ++i) {
+      const Vec16Avx2 v = Vec16Avx2::Load(x + 16 * i);
+      Store(Codes(_mm256_mul_ps(v.lo, factor), low, high), codes + 8 * i);
+      Store(Codes(_mm256_mul_ps(v.hi, factor), low, high), codes + 8 * i + 4);
+    }
   }
 };
 

@@ -21,24 +21,26 @@ struct Avx512 {
   }
 
   template <typename T>
-  static float Block(const T* x, std::uint8_t* codes) {
+  static std::uint32_t TopMagnitude(const T* x, std::int64_t units) {
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    __m512 value[4];
     __m512i top = _mm512_setzero_si512();
-    for (int i = 0; i < 4; ++i) {
-      value[i] = Vec16Avx512::Load(x + 16 * i).v;
-      top = _mm512_max_epu32(top, _mm512_and_si512(_mm512_castps_si512(value[i]), magnitude));
+    for (std::int64_t i = 0; i < 2 * units; ++i) {
+      const __m512i bits = _mm512_castps_si512(Vec16Avx512::Load(x + 16 * i).v);
+      top = _mm512_max_epu32(top, _mm512_and_si512(bits, magnitude));
     }
-    const float absmax = std::bit_cast<float>(_mm512_reduce_max_epu32(top));
-    const __m512 inverse = _mm512_set1_ps(Nf4Inverse(absmax));
+    return _mm512_reduce_max_epu32(top);
+  }
+
+  template <typename T>
+  static void Encode(const T* x, float inverse, std::uint8_t* codes) {
+    const __m512 factor = _mm512_set1_ps(inverse);
     const __m512 thresholds = _mm512_maskz_loadu_ps(0x7fff, kNf4Thresholds.data());
-    for (int i = 0; i < 4; ++i) {
-      const __m512i code = Codes(_mm512_mul_ps(value[i], inverse), thresholds);
+    for (int i = 0; i < 2; ++i) {
+      const __m512i code = Codes(_mm512_mul_ps(Vec16Avx512::Load(x + 16 * i).v, factor), thresholds);
       // A 64-bit lane holds an even element below an odd one; its low byte becomes even << 4 | odd.
       const __m512i pair = _mm512_or_si512(_mm512_slli_epi64(code, 4), _mm512_srli_epi64(code, 32));
       _mm_storel_epi64(reinterpret_cast<__m128i*>(codes + 8 * i), _mm512_cvtepi64_epi8(pair));
     }
-    return absmax;
   }
 };
 

@@ -29,17 +29,18 @@ unsigned Code(float value) {
 
 LaunchResult QuantizeNf4Cpu(const QuantizeNf4Args& args, const Stream& stream) {
   const std::int64_t cols = args.x.cols;
+  const std::int64_t row_blocks = Nf4RowBlocks(cols, args.block);
   stream.ParallelFor(args.x.rows, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
       std::uint8_t* codes = args.codes + row * Nf4RowBytes(cols);
-      for (std::int64_t block = 0; block < Nf4RowBlocks(cols); ++block) {
-        const std::int64_t first = block * kNf4Block;
-        const std::int64_t last = std::min(first + kNf4Block, cols);
+      for (std::int64_t block = 0; block < row_blocks; ++block) {
+        const std::int64_t first = block * args.block;
+        const std::int64_t last = std::min(first + args.block, cols);
         const float absmax = AbsMax(args.x, row, first, last);
         const float inverse = 1.0f / absmax;
         // With a scale of 0, every finite element gets code 7, which stands for the value 0.
         const float scale = inverse <= std::numeric_limits<float>::max() ? inverse : 0.0f;
-        args.absmax[row * Nf4RowBlocks(cols) + block] = absmax;
+        args.absmax[row * row_blocks + block] = absmax;
         for (std::int64_t k = first; k < last; k += 2) {
           const unsigned high = Code(Element(args.x, row, k) * scale);
           const unsigned low = k + 1 < last ? Code(Element(args.x, row, k + 1) * scale) : 7u;

@@ -11,6 +11,7 @@ struct QuantizeNf4Args {
   ConstMatrix x;
   std::uint8_t* codes = nullptr;
   float* absmax = nullptr;
+  std::int64_t block = kNf4Block;
 };
 
 using QuantizeNf4Kernel = LaunchResult(const QuantizeNf4Args& args, const Stream& stream);

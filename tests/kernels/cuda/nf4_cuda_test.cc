@@ -19,66 +19,72 @@ using support::DeviceBytes;
 class Nf4CudaTest : public support::CudaTest {};
 
 struct HostWeight {
-  HostWeight(std::uint64_t seed, std::int64_t rows, std::int64_t k)
+  HostWeight(std::uint64_t seed, std::int64_t rows, std::int64_t k, std::int64_t block = kNf4Block)
       : codes(static_cast<std::size_t>(rows * Nf4RowBytes(k))),
-        absmax(support::NormalVector(seed + 1, rows * Nf4RowBlocks(k), 0.05f)),
+        absmax(support::NormalVector(seed + 1, rows * Nf4RowBlocks(k, block), 0.05f)),
         rows(rows),
-        k(k) {
+        k(k),
+        block(block) {
     for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::uint8_t>(support::Bits(seed, i));
     for (float& a : absmax) a = std::fabs(a);
   }
-  Nf4Weight view() const { return {codes.data(), absmax.data(), rows, k}; }
+  Nf4Weight view() const { return {codes.data(), absmax.data(), rows, k, block}; }
 
   std::vector<std::uint8_t> codes;
   std::vector<float> absmax;
-  std::int64_t rows, k;
+  std::int64_t rows, k, block;
 };
 
 TEST_F(Nf4CudaTest, QuantizeGivesTheCpusBits) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    for (const std::int64_t rows : {1, 7, 300}) {
-      for (const std::int64_t k : {1, 13, 63, 64, 65, 129, 1000}) {
-        std::vector<float> x = support::NormalVector(static_cast<std::uint64_t>(k), rows * k);
-        if (k == 64) std::fill(x.begin(), x.begin() + 64, 0.0f);  // a block of zeros
-        if (k == 1) x[0] = 1e-45f;                                // in f32, 1 / absmax is infinite
-        if (k == 1000) {  // absmax is 1, so the thresholds are exact ties between two codes
-          std::fill(x.begin(), x.begin() + 64, 0.0f);
-          std::copy(kNf4Thresholds.begin(), kNf4Thresholds.end(), x.begin());
-          x[kNf4Thresholds.size()] = 1.0f;
+  for (const std::int64_t block : {64, 32, 128, 4096}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const std::int64_t rows : {1, 7, 300}) {
+        for (const std::int64_t k : {1, 13, 63, 64, 65, 129, 1000, 5000}) {
+          std::vector<float> x = support::NormalVector(static_cast<std::uint64_t>(k), rows * k);
+          if (k == 64) std::fill(x.begin(), x.begin() + 64, 0.0f);  // a block of zeros
+          if (k == 1) x[0] = 1e-45f;                                // in f32, 1 / absmax is infinite
+          if (k == 1000) {  // absmax is 1, so the thresholds are exact ties between two codes
+            std::fill(x.begin(), x.begin() + 64, 0.0f);
+            std::copy(kNf4Thresholds.begin(), kNf4Thresholds.end(), x.begin());
+            x[kNf4Thresholds.size()] = 1.0f;
+          }
+          const std::vector<std::uint8_t> bytes = support::ToBytes(x, dtype);
+          std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * Nf4RowBytes(k)));
+          std::vector<float> absmax(static_cast<std::size_t>(rows * Nf4RowBlocks(k, block)));
+          ASSERT_TRUE(QuantizeNf4({MakeConstMatrix(bytes.data(), dtype, rows, k), codes.data(), absmax.data(), block},
+                                  CpuStream(Isa::kPlain))
+                          .ok());
+          DeviceBytes device_x(*context_, bytes);
+          DeviceBytes device_codes(*context_, static_cast<std::int64_t>(codes.size()));
+          DeviceBytes device_absmax(*context_, static_cast<std::int64_t>(absmax.size() * 4));
+          const absl::Status status = QuantizeNf4({MakeConstMatrix(device_x.As(), dtype, rows, k),
+                                                   device_codes.As<std::uint8_t>(), device_absmax.As<float>(), block},
+                                                  stream_);
+          ASSERT_TRUE(status.ok()) << status;
+          EXPECT_TRUE(device_codes.Equals(codes.data())) << rows << "x" << k << " in " << block;
+          EXPECT_TRUE(device_absmax.Equals(absmax.data())) << rows << "x" << k << " in " << block;
         }
-        const std::vector<std::uint8_t> bytes = support::ToBytes(x, dtype);
-        std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * Nf4RowBytes(k)));
-        std::vector<float> absmax(static_cast<std::size_t>(rows * Nf4RowBlocks(k)));
-        ASSERT_TRUE(QuantizeNf4({MakeConstMatrix(bytes.data(), dtype, rows, k), codes.data(), absmax.data()},
-                                CpuStream(Isa::kPlain))
-                        .ok());
-        DeviceBytes device_x(*context_, bytes);
-        DeviceBytes device_codes(*context_, static_cast<std::int64_t>(codes.size()));
-        DeviceBytes device_absmax(*context_, static_cast<std::int64_t>(absmax.size() * 4));
-        const absl::Status status = QuantizeNf4({MakeConstMatrix(device_x.As(), dtype, rows, k),
-                                                 device_codes.As<std::uint8_t>(), device_absmax.As<float>()},
-                                                stream_);
-        ASSERT_TRUE(status.ok()) << status;
-        EXPECT_TRUE(device_codes.Equals(codes.data())) << rows << "x" << k;
-        EXPECT_TRUE(device_absmax.Equals(absmax.data())) << rows << "x" << k;
       }
     }
   }
 }
 
 TEST_F(Nf4CudaTest, DequantizeGivesTheCpusBits) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    for (const std::int64_t rows : {1, 7, 300}) {
-      for (const std::int64_t k : {1, 13, 63, 64, 65, 129, 576, 1000}) {
-        const HostWeight w(3, rows, k);
-        std::vector<std::uint8_t> want(static_cast<std::size_t>(rows * k * SizeOf(dtype)));
-        ASSERT_TRUE(DequantizeNf4({w.view(), MakeMatrix(want.data(), dtype, rows, k)}, CpuStream(Isa::kPlain)).ok());
-        DeviceBytes codes(*context_, w.codes), absmax(*context_, w.absmax);
-        DeviceBytes out(*context_, static_cast<std::int64_t>(want.size()));
-        const absl::Status status = DequantizeNf4(
-            {{codes.As<std::uint8_t>(), absmax.As<float>(), rows, k}, MakeMatrix(out.As(), dtype, rows, k)}, stream_);
-        ASSERT_TRUE(status.ok()) << status;
-        EXPECT_TRUE(out.Equals(want.data())) << rows << "x" << k << " " << Name(dtype);
+  for (const std::int64_t block : {64, 32, 128, 4096}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const std::int64_t rows : {1, 7, 300}) {
+        for (const std::int64_t k : {1, 13, 63, 64, 65, 129, 576, 1000, 5000}) {
+          const HostWeight w(3, rows, k, block);
+          std::vector<std::uint8_t> want(static_cast<std::size_t>(rows * k * SizeOf(dtype)));
+          ASSERT_TRUE(DequantizeNf4({w.view(), MakeMatrix(want.data(), dtype, rows, k)}, CpuStream(Isa::kPlain)).ok());
+          DeviceBytes codes(*context_, w.codes), absmax(*context_, w.absmax);
+          DeviceBytes out(*context_, static_cast<std::int64_t>(want.size()));
+          const absl::Status status = DequantizeNf4(
+              {{codes.As<std::uint8_t>(), absmax.As<float>(), rows, k, block}, MakeMatrix(out.As(), dtype, rows, k)},
+              stream_);
+          ASSERT_TRUE(status.ok()) << status;
+          EXPECT_TRUE(out.Equals(want.data())) << rows << "x" << k << " in " << block << " " << Name(dtype);
+        }
       }
     }
   }
@@ -90,7 +96,8 @@ TEST_F(Nf4CudaTest, MatmulIsWithinTheBoundOfTheExactProduct) {
       for (const std::int64_t m : {1, 2, 3, 4, 5, 64, 129}) {
         for (const auto& [n, k] :
              {std::pair<std::int64_t, std::int64_t>{7, 13}, {9, 0}, {64, 576}, {33, 65}, {130, 1024}}) {
-          const HostWeight w(static_cast<std::uint64_t>(m * n), n, k);
+          // A block of each size in turn.
+          const HostWeight w(static_cast<std::uint64_t>(m * n), n, k, kNf4SmallestBlock << (m + n) % 8);
           const bool with_bias = (m + n) % 2 == 0;
           const std::vector<float> bias = support::NormalVector(5, n);
           const std::vector<std::uint8_t> x = support::ToBytes(support::NormalVector(6, m * k), x_type);
@@ -103,7 +110,7 @@ TEST_F(Nf4CudaTest, MatmulIsWithinTheBoundOfTheExactProduct) {
           DeviceBytes device_bias(*context_, bias);
           DeviceBytes y(*context_, m * n * SizeOf(y_type));
           const absl::Status status = MatmulNf4({MakeConstMatrix(device_x.As(), x_type, m, k),
-                                                 {codes.As<std::uint8_t>(), absmax.As<float>(), n, k},
+                                                 {codes.As<std::uint8_t>(), absmax.As<float>(), n, k, w.block},
                                                  with_bias ? device_bias.As<float>() : nullptr,
                                                  MakeMatrix(y.As(), y_type, m, n)},
                                                 stream_);

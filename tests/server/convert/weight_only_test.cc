@@ -55,7 +55,7 @@ TEST(WeightOnlyInfoTest, OnlyWeightOnlyModelsHaveVersionTwo) {
   EXPECT_THAT(refused(info, [](auto& json) { json.erase("activations"); }), HasSubstr("\"activations\""));
   EXPECT_THAT(refused(info, [](auto& json) { json["version"] = 1; }), HasSubstr("version 1"));
   EXPECT_THAT(refused(info, [](auto& json) { json["version"] = 3; }), HasSubstr("version 3"));
-  EXPECT_THAT(refused(info, [](auto& json) { json["version"] = 4; }), HasSubstr("reads 1 to 3"));
+  EXPECT_THAT(refused(info, [](auto& json) { json["version"] = 4; }), HasSubstr("version 4"));
   info.act_outliers = 8;
   EXPECT_THAT(refused(info, [](auto&) {}), HasSubstr("\"act_outliers\" is 8"));
   info.act_outliers = 0;

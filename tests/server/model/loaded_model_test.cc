@@ -45,7 +45,7 @@ TEST_F(LoadedModelTest, ResidentBytesCountEachTensorOnce) {
     const std::int64_t scales = own(4 * kernels::RoundUp(n, 16));
     switch (format) {
       case Format::kInt8: return own(kernels::PackedInt8Bytes(n, k)) + 2 * scales;  // and the sums of rows
-      case Format::kNf4: return n * kernels::Nf4RowBytes(k) + own(4 * n * kernels::Nf4RowBlocks(k));
+      case Format::kNf4: return n * kernels::Nf4RowBytes(k) + own(4 * n * kernels::Nf4RowBlocks(k, kernels::kNf4Block));
       case Format::kTernary: return own(kernels::PackedTernaryBytes(n, k)) + scales;
       default: return 2 * n * k;
     }

@@ -396,10 +396,10 @@ TEST_F(ErrorDetailsTest, UnimplementedNamesTheMissingFeature) {
   EXPECT_EQ(Metadata(Check(Generate(request), grpc::StatusCode::UNIMPLEMENTED, "UNIMPLEMENTED"), "name"),
             "GenerateRequest.regex");
   v1::CreateJobRequest create = TinyJob();
-  create.mutable_spec()->mutable_qlora()->set_double_quant(false);
+  create.mutable_spec()->mutable_publish()->set_evaluate_int8(false);
   v1::Job job;
   const auto field = Check(Create(create, &job), grpc::StatusCode::UNIMPLEMENTED, "UNIMPLEMENTED");
-  EXPECT_EQ(Metadata(field, "name"), "QLoraMethod.double_quant false");
+  EXPECT_EQ(Metadata(field, "name"), "PublishPolicy.evaluate_int8 false");
 }
 
 // The list in docs/errors.md of errors without details: gRPC refuses these calls before our code runs.

@@ -100,11 +100,6 @@ TEST_F(FineTuneServiceTest, UnimplementedMethodsAndFieldsAreNamed) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
   EXPECT_THAT(status.error_message(), HasSubstr("aqt"));
   request = TinyJob();
-  request.mutable_spec()->mutable_qlora()->set_double_quant(false);
-  status = Create(request, &job);
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
-  EXPECT_THAT(status.error_message(), HasSubstr("QLoraMethod.double_quant"));
-  request = TinyJob();
   request.mutable_spec()->mutable_run()->mutable_early_stop();
   EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("RunConfig.early_stop"));
 }

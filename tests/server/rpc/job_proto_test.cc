@@ -218,7 +218,7 @@ TEST(JobProtoTest, ReturnedSpecsAreComplete) {
       r: 16 alpha: 32 dropout: 0
       target_modules: "q_proj" target_modules: "k_proj" target_modules: "v_proj" target_modules: "o_proj"
       target_modules: "gate_proj" target_modules: "up_proj" target_modules: "down_proj"
-      use_rslora: false seed: 0 nf4_block: 64 double_quant: true compute_dtype: COMPUTE_DTYPE_BF16
+      use_rslora: false seed: 0 double_quant: true compute_dtype: COMPUTE_DTYPE_BF16
       lora_plus_ratio: 1 merge_aware_int8: false use_dora: false
     }
     device { kind: DEVICE_KIND_CPU }

@@ -28,7 +28,7 @@ class FullF32 : public plan::MethodPlan {
  public:
   const jobs::Method& method() const override { return spec_; }
 
-  absl::Status CheckBase(const plan::JobInputs& inputs) const override {
+  absl::Status CheckBase(const jobs::JobSpec&, const plan::JobInputs& inputs) const override {
     if (inputs.base_format == "f32" || inputs.base_format == "bf16") return absl::OkStatus();
     return base::FieldError("base_model",
                             base::StrCat("is stored as ", inputs.base_format, ", wanted a model in f32 or bf16"));

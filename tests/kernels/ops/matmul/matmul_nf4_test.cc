@@ -17,14 +17,15 @@ using support::Isas;
 
 // x, w and bias in buffers of exactly their size, and the expected y: the f64 product of the rounded values.
 struct Case {
-  Case(std::int64_t m, std::int64_t n, std::int64_t k, DType x_type, DType y_type, bool with_bias)
-      : m(m), n(n), k(k), x_type(x_type), y_type(y_type) {
+  Case(std::int64_t m, std::int64_t n, std::int64_t k, DType x_type, DType y_type, bool with_bias,
+       std::int64_t block = kNf4Block)
+      : m(m), n(n), k(k), block(block), x_type(x_type), y_type(y_type) {
     const std::uint64_t seed = static_cast<std::uint64_t>(m * 1000003 + n * 1009 + k);
     const std::vector<float> x = support::NormalVector(seed, m * k);
     x_bytes = support::ToBytes(x, x_type);
     codes.resize(static_cast<std::size_t>(n * Nf4RowBytes(k)));
     for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::uint8_t>(support::Bits(seed + 1, i));
-    absmax = support::NormalVector(seed + 2, n * Nf4RowBlocks(k), 0.05f);
+    absmax = support::NormalVector(seed + 2, n * Nf4RowBlocks(k, block), 0.05f);
     for (float& a : absmax) a = std::fabs(a);
     if (with_bias) bias = support::NormalVector(seed + 3, n);
     for (std::int64_t i = 0; i < m; ++i) {
@@ -34,7 +35,7 @@ struct Case {
         for (std::int64_t l = 0; l < k; ++l) {
           const unsigned byte = codes[static_cast<std::size_t>(j * Nf4RowBytes(k) + l / 2)];
           float wv = kNf4Book[l % 2 == 0 ? byte >> 4 : byte & 15u] *
-                     absmax[static_cast<std::size_t>(j * Nf4RowBlocks(k) + l / kNf4Block)];
+                     absmax[static_cast<std::size_t>(j * Nf4RowBlocks(k, block) + l / block)];
           float xv = x[static_cast<std::size_t>(i * k + l)];
           if (x_type == DType::kBF16) {
             wv = ToFloat(ToBF16(wv));
@@ -51,7 +52,7 @@ struct Case {
 
   MatmulNf4Args Args(void* y) const {
     return {MakeConstMatrix(x_bytes.data(), x_type, m, k),
-            {codes.data(), absmax.data(), n, k},
+            {codes.data(), absmax.data(), n, k, block},
             bias.empty() ? nullptr : bias.data(),
             MakeMatrix(y, y_type, m, n)};
   }
@@ -65,10 +66,11 @@ struct Case {
       got[i] = y_type == DType::kF32 ? y.As<float>()[i] : ToFloat(y.As<BF16>()[i]);
     }
     EXPECT_TRUE(AllWithin(got, want, [&](std::size_t i) { return bound[i]; }))
-        << Name(stream.isa) << " " << m << "x" << n << "x" << k << " " << Name(x_type) << " to " << Name(y_type);
+        << Name(stream.isa) << " " << m << "x" << n << "x" << k << " in " << block << " " << Name(x_type) << " to "
+        << Name(y_type);
   }
 
-  std::int64_t m, n, k;
+  std::int64_t m, n, k, block;
   DType x_type, y_type;
   std::vector<std::uint8_t> x_bytes, codes;
   std::vector<float> absmax, bias;
@@ -82,6 +84,21 @@ TEST(MatmulNf4Test, EveryPathIsWithinTheBoundOfTheExactProduct) {
         for (const std::int64_t n : {1, 3, 4, 7, 16, 17, 37}) {
           for (const std::int64_t k : {1, 13, 63, 64, 65, 129, 320}) {
             const Case c(m, n, k, x_type, y_type, (m + n + k) % 2 == 0);
+            for (const Isa isa : Isas()) c.Check(CpuStream(isa));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(MatmulNf4Test, EveryPathIsWithinTheBoundForEveryBlock) {
+  for (const DType x_type : {DType::kF32, DType::kBF16}) {
+    for (std::int64_t block = kNf4SmallestBlock; block <= kNf4LargestBlock; block *= 2) {
+      for (const std::int64_t m : {1, 3, 4, 9}) {
+        for (const std::int64_t n : {3, 8, 17}) {
+          for (const std::int64_t k : {20, 96, 100, 1000, 4200}) {
+            const Case c(m, n, k, x_type, DType::kF32, (m + n + k) % 2 == 0, block);
             for (const Isa isa : Isas()) c.Check(CpuStream(isa));
           }
         }
@@ -162,6 +179,7 @@ TEST(MatmulNf4Test, RejectsBadArguments) {
   EXPECT_EQ(code([](A& a) { a.w.codes = nullptr; }), bad);
   EXPECT_EQ(code([](A& a) { a.w.absmax = nullptr; }), bad);
   EXPECT_EQ(code([](A& a) { a.w.rows = -1; }), bad);
+  EXPECT_EQ(code([](A& a) { a.w.block = 48; }), bad);
 }
 
 // Golden: the weight that bitsandbytes quantized and dequantized, multiplied in float64.

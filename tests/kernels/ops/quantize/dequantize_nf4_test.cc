@@ -18,12 +18,12 @@ using support::Isas;
 
 // Buffers of exactly the size of the weight, so that a sanitizer sees a read past its end.
 struct Weight {
-  Weight(std::uint64_t seed, std::int64_t rows, std::int64_t k) {
+  Weight(std::uint64_t seed, std::int64_t rows, std::int64_t k, std::int64_t block = kNf4Block) {
     codes.resize(static_cast<std::size_t>(rows * Nf4RowBytes(k)));
     for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::uint8_t>(support::Bits(seed, i));
-    absmax = support::NormalVector(seed, rows * Nf4RowBlocks(k));
+    absmax = support::NormalVector(seed, rows * Nf4RowBlocks(k, block));
     for (float& a : absmax) a = std::fabs(a);
-    view = {codes.data(), absmax.data(), rows, k};
+    view = {codes.data(), absmax.data(), rows, k, block};
   }
   std::vector<std::uint8_t> codes;
   std::vector<float> absmax;
@@ -49,6 +49,21 @@ TEST(DequantizeNf4Test, EveryPathGivesTheBitsOfPlain) {
             const GuardedBytes got = Dequantize(w.view, dtype, CpuStream(isa, &pool));
             EXPECT_TRUE(BytesEqual(got.data(), want.data(), want.size())) << Name(isa) << " " << rows << "x" << k;
           }
+        }
+      }
+    }
+  }
+}
+
+TEST(DequantizeNf4Test, EveryPathGivesTheBitsOfPlainForEveryBlock) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (std::int64_t block = kNf4SmallestBlock; block <= kNf4LargestBlock; block *= 2) {
+      for (const std::int64_t k : {13L, 32L, 65L, 100L, 1000L, 4096L, 4100L}) {
+        const Weight w(static_cast<std::uint64_t>(k), 3, k, block);
+        const GuardedBytes want = Dequantize(w.view, dtype, CpuStream(Isa::kPlain));
+        for (const Isa isa : Isas()) {
+          const GuardedBytes got = Dequantize(w.view, dtype, CpuStream(isa));
+          EXPECT_TRUE(BytesEqual(got.data(), want.data(), want.size())) << Name(isa) << " " << k << " in " << block;
         }
       }
     }
@@ -90,13 +105,13 @@ TEST(DequantizeNf4Test, RoundTripStaysWithinHalfAGap) {
   const std::int64_t rows = 5, k = 200;
   const std::vector<float> x = support::NormalVector(4, rows * k);
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * Nf4RowBytes(k)));
-  std::vector<float> absmax(static_cast<std::size_t>(rows * Nf4RowBlocks(k)));
+  std::vector<float> absmax(static_cast<std::size_t>(rows * Nf4RowBlocks(k, kNf4Block)));
   ASSERT_TRUE(QuantizeNf4({MakeConstMatrix(x.data(), DType::kF32, rows, k), codes.data(), absmax.data()},
                           CpuStream(DetectIsa()))
                   .ok());
   const GuardedBytes out = Dequantize({codes.data(), absmax.data(), rows, k}, DType::kF32, CpuStream(DetectIsa()));
   for (std::int64_t i = 0; i < rows * k; ++i) {
-    const float scale = absmax[static_cast<std::size_t>(i / k * Nf4RowBlocks(k) + i % k / 64)];
+    const float scale = absmax[static_cast<std::size_t>(i / k * Nf4RowBlocks(k, kNf4Block) + i % k / 64)];
     EXPECT_LE(std::fabs(out.As<float>()[i] - x[static_cast<std::size_t>(i)]), 0.1520f * scale) << i;
   }
 }
@@ -129,6 +144,18 @@ TEST(DequantizeNf4Test, RejectsBadArguments) {
       DequantizeNf4({{w.codes.data(), w.absmax.data(), -3, 70}, MakeMatrix(out.data(), DType::kF32, -3, 70)}, stream)
           .code(),
       absl::StatusCode::kInvalidArgument);
+}
+
+TEST(DequantizeNf4Test, RejectsBlocksOfAnotherSize) {
+  Weight w(8, 3, 70);
+  std::vector<float> out(210);
+  for (const std::int64_t block : {-64, 0, 16, 63, 96, 8192}) {
+    w.view.block = block;
+    const absl::Status status =
+        DequantizeNf4({w.view, MakeMatrix(out.data(), DType::kF32, 3, 70)}, CpuStream(Isa::kPlain));
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << block;
+    EXPECT_NE(status.message().find(absl::StrCat("w.block is ", block, ", wanted")), std::string_view::npos) << status;
+  }
 }
 
 TEST(DequantizeNf4Test, EachCallIsCountedOnce) {

@@ -16,20 +16,33 @@ using support::GuardedBytes;
 using support::Isas;
 
 TEST(DoubleDequantizeTest, EveryPathRoundsTwice) {
-  for (const std::int64_t n : {0, 1, 15, 16, 17, 255, 256, 257, 9000}) {
+  for (const auto& [n, block] : std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 256},
+                                                                                   {1, 256},
+                                                                                   {15, 256},
+                                                                                   {16, 256},
+                                                                                   {17, 256},
+                                                                                   {255, 256},
+                                                                                   {256, 256},
+                                                                                   {257, 256},
+                                                                                   {9000, 256},
+                                                                                   {9001, 32},
+                                                                                   {9001, 64},
+                                                                                   {9001, 1024},
+                                                                                   {9001, 4096}}) {
     std::vector<std::int8_t> codes(static_cast<std::size_t>(n));
     for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::int8_t>(support::Bits(1, i));
-    std::vector<float> factor = support::NormalVector(7, DoubleQuantBlocks(n), 900.0f);
+    std::vector<float> factor = support::NormalVector(7, DoubleQuantBlocks(n, block), 900.0f);
     const float offset = 0.0312345f;
     for (const Isa isa : Isas()) {
       for (const int threads : {1, 2, 3}) {
         ThreadPool pool(threads);
         GuardedBytes out(n * 4);
         ASSERT_TRUE(
-            DoubleDequantize({codes.data(), factor.data(), offset, n, out.As<float>()}, CpuStream(isa, &pool)).ok());
+            DoubleDequantize({codes.data(), factor.data(), offset, n, out.As<float>(), block}, CpuStream(isa, &pool))
+                .ok());
         EXPECT_TRUE(out.GuardsIntact());
         for (std::size_t i = 0; i < codes.size(); ++i) {
-          const float quotient = static_cast<float>(codes[i]) / factor[i / 256];
+          const float quotient = static_cast<float>(codes[i]) / factor[i / static_cast<std::size_t>(block)];
           ASSERT_EQ(out.As<float>()[i], quotient + offset) << Name(isa) << " " << i;
         }
       }
@@ -43,7 +56,7 @@ TEST(DoubleDequantizeTest, RoundTripKeepsScalesWithinHalfAStep) {
   std::vector<float> absmax = support::NormalVector(6, n, 0.005f);
   for (float& a : absmax) a = 0.05f + a;
   std::vector<std::int8_t> codes(n);
-  std::vector<float> factor(static_cast<std::size_t>(DoubleQuantBlocks(n))), out(n);
+  std::vector<float> factor(static_cast<std::size_t>(DoubleQuantBlocks(n, kDoubleQuantBlock))), out(n);
   float offset = 0;
   const Stream stream = CpuStream(DetectIsa());
   ASSERT_TRUE(DoubleQuantize({absmax.data(), n, codes.data(), factor.data(), &offset}, stream).ok());
@@ -63,6 +76,7 @@ TEST(DoubleDequantizeTest, RejectsBadArguments) {
   EXPECT_EQ(DoubleDequantize({nullptr, factor, 0, 1, out}, stream).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(DoubleDequantize({codes, factor, 0, 1, nullptr}, stream).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(DoubleDequantize({codes, factor, 0, -1, out}, stream).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(DoubleDequantize({codes, factor, 0, 1, out, 0}, stream).code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(DoubleDequantizeTest, EqualsTorchao) {

@@ -18,15 +18,16 @@ using support::GuardedBytes;
 using support::Isas;
 
 struct Quantized {
-  explicit Quantized(std::int64_t n) : codes(n), factor(DoubleQuantBlocks(n) * 4), offset(4) {}
+  explicit Quantized(std::int64_t n, std::int64_t block = kDoubleQuantBlock)
+      : codes(n), factor(DoubleQuantBlocks(n, block) * 4), offset(4) {}
   bool GuardsIntact() const { return codes.GuardsIntact() && factor.GuardsIntact() && offset.GuardsIntact(); }
   GuardedBytes codes, factor, offset;
 };
 
-Quantized Quantize(const std::vector<float>& absmax, const Stream& stream) {
-  Quantized q(static_cast<std::int64_t>(absmax.size()));
+Quantized Quantize(const std::vector<float>& absmax, const Stream& stream, std::int64_t block = kDoubleQuantBlock) {
+  Quantized q(static_cast<std::int64_t>(absmax.size()), block);
   EXPECT_TRUE(DoubleQuantize({absmax.data(), static_cast<std::int64_t>(absmax.size()), q.codes.As<std::int8_t>(),
-                              q.factor.As<float>(), q.offset.As<float>()},
+                              q.factor.As<float>(), q.offset.As<float>(), block},
                              stream)
                   .ok());
   EXPECT_TRUE(q.GuardsIntact());
@@ -51,6 +52,18 @@ TEST(DoubleQuantizeTest, EveryPathGivesTheBitsOfPlain) {
         EXPECT_TRUE(BytesEqual(got.factor.data(), want.factor.data(), want.factor.size())) << Name(isa) << " " << n;
         EXPECT_TRUE(BytesEqual(got.offset.data(), want.offset.data(), 4)) << Name(isa) << " " << n;
       }
+    }
+  }
+}
+
+TEST(DoubleQuantizeTest, EveryPathGivesTheBitsOfPlainForEveryBlock) {
+  const std::vector<float> scales = Scales(2, 9001);
+  for (std::int64_t block = 32; block <= 4096; block *= 2) {
+    const Quantized want = Quantize(scales, CpuStream(Isa::kPlain), block);
+    for (const Isa isa : Isas()) {
+      const Quantized got = Quantize(scales, CpuStream(isa), block);
+      EXPECT_TRUE(BytesEqual(got.codes.data(), want.codes.data(), want.codes.size())) << Name(isa) << " " << block;
+      EXPECT_TRUE(BytesEqual(got.factor.data(), want.factor.data(), want.factor.size())) << Name(isa) << " " << block;
     }
   }
 }
@@ -116,6 +129,7 @@ TEST(DoubleQuantizeTest, RejectsBadArguments) {
   EXPECT_EQ(DoubleQuantize({nullptr, 1, codes, factor, offset}, stream).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(DoubleQuantize({absmax, -1, codes, factor, offset}, stream).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(DoubleQuantize({absmax, 1, codes, factor, nullptr}, stream).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(DoubleQuantize({absmax, 1, codes, factor, offset, 100}, stream).code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(DoubleQuantizeTest, EqualsTorchao) {

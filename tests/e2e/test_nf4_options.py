@@ -1,0 +1,83 @@
+"""Blocks of NF4 bases and scales in f32, from the job to the next import."""
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from conftest import Server
+from nf4 import dequantized
+
+STEPS = 4
+# The options in a job's spec, and those of `models convert`.
+OPTIONS = {
+    "32 float": ({"nf4_block": 32, "double_quant": False}, ["--nf4-block", "32", "--no-double-quant"]),
+    "128 in 32": ({"nf4_block": 128, "scaler_block": 32}, ["--nf4-block", "128", "--scaler-block", "32"]),
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, model_directory, text_file):
+    running = Server(tmp_path_factory.mktemp("nf4") / "state").start()
+    running.run("models", "import", model_directory, "--name", "float", "--dtype", "f32")
+    running.run("datasets", "upload", text_file, "--name", "text")
+    yield running
+    running.stop()
+
+
+def create(server, path, name, base, options, *more, check=True):
+    path = path / f"{name}.json"
+    path.write_text(json.dumps({"qlora": {"r": 4, **options}}))
+    return server.run("jobs", "create", "--spec", path, "--base", base, "--dataset", "text", "--output", name, "--max-steps", STEPS,
+                      *more, check=check)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_go_from_the_job_to_the_next_import(server, tmp_path, name):
+    in_spec, in_command = OPTIONS[name]
+    name = name.replace(" ", "-")
+    server.run("models", "convert", "float", "--to", "nf4", "--name", f"base-{name}", *in_command)
+    base = server.json("models", "get", f"base-{name}")
+    assert base["nf4_block"] == in_spec["nf4_block"]
+    assert base["double_quant"] is in_spec.get("double_quant", True)
+    assert base.get("scaler_block") == in_spec.get("scaler_block")
+    source = load_file(server.state / "models/float/model.safetensors")
+    for key, value in dequantized(server.state / f"models/base-{name}").items():
+        # Half of the widest gap of the codebook, and 2 % for the codes of the scales.
+        assert abs(value - source[key]).max() <= 0.172 * abs(source[key]).max(), key
+
+    create(server, tmp_path, name, "float", in_spec, "--watch")
+    model = server.json("models", "get", name)
+    assert model["base_digest"] == base["digest"], "the trainer quantized the base as `models convert` does"
+    assert model["nf4_block"] == in_spec["nf4_block"]
+    server.run("models", "convert", name, "--to", "int8", "--name", f"{name}-int8")
+    assert server.json("models", "verify", f"{name}-int8")["equal"] is True
+    [job] = [job for job in server.json("jobs", "list")["jobs"] if job["spec"]["publish"]["output_model"] == name]
+    server.run("jobs", "publish", f"{job['id']}/{STEPS}", "--name", f"{name}-checkpoint")
+    server.run("models", "export", name, "--format", "peft", "--out", tmp_path / "peft")
+    server.run("models", "import", tmp_path / "peft", "--name", f"{name}-again", "--base", "float")
+    for copy in ("checkpoint", "again"):
+        assert server.json("models", "get", f"{name}-{copy}")["digest"] == model["digest"], copy
+
+
+def test_a_base_in_nf4_keeps_its_options(server, tmp_path):
+    server.run("models", "convert", "float", "--to", "nf4", "--name", "wide", "--nf4-block", "256")
+    create(server, tmp_path, "on-wide", "wide", {}, "--watch")
+    model = server.json("models", "get", "on-wide")
+    assert (model["nf4_block"], model["base_digest"]) == (256, server.json("models", "get", "wide")["digest"])
+    for field, value in {"nf4_block": 64, "scaler_block": 64, "double_quant": False}.items():
+        refused = create(server, tmp_path, "other", "wide", {field: value}, check=False)
+        assert refused.returncode != 0
+        assert f"qlora.{field}" in refused.stderr and "blocks of 256" in refused.stderr, refused.stderr
+
+
+def test_bad_options_are_refused_with_their_field(server, tmp_path):
+    for options, field in [({"nf4_block": 48}, "qlora.nf4_block"), ({"scaler_block": 8192}, "qlora.scaler_block"),
+                           ({"scaler_block": 256, "double_quant": False}, "qlora.scaler_block")]:
+        refused = create(server, tmp_path, "bad", "float", options, check=False)
+        assert refused.returncode != 0 and field in refused.stderr, refused.stderr
+    for arguments, field in [(["--to", "nf4", "--nf4-block", "48"], "nf4_block"), (["--to", "int8", "--nf4-block", "32"], "nf4_block"),
+                             (["--to", "int8", "--no-double-quant"], "double_quant"),
+                             (["--to", "nf4", "--no-double-quant", "--scaler-block", "64"], "scaler_block")]:
+        refused = server.run("models", "convert", "float", "--name", "bad", *arguments, check=False)
+        assert refused.returncode != 0 and field in refused.stderr, refused.stderr
