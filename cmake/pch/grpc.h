@@ -1,5 +1,5 @@
-// Precompiled for code that uses gRPC and our protos (server/rpc, the client), and for what reads a command line: std.h,
-// gRPC, the generated headers and CLI11, which consists of headers only.
+// Precompiled for code that uses gRPC and our protos (server/rpc, the client), and for what reads a command line:
+// std.h, gRPC, the generated headers and CLI11, which consists of headers only.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
