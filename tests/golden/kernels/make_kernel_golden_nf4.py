@@ -35,6 +35,7 @@ BOOK = get_4bit_type("nf4", device="cpu")
 TREE = ("-0.8480964004993439 -0.6106329262256622 -0.4599952697753906 -0.33967943489551544 -0.23460740596055984 "
         "-0.13791173323988914 -0.045525018125772476 0.03979014977812767 0.1202552504837513 0.2035212516784668 "
         "0.2920137718319893 0.3893125355243683 0.5016634166240692 0.6427869200706482 0.8614784181118011").split()
+BLOCKS = (32, 128, 256)
 lines = []
 
 
@@ -51,8 +52,8 @@ def put(name, values):
     lines.append(f"{name} {kind} {values.astype(values.dtype.newbyteorder('<')).tobytes().hex()}")
 
 
-def dequantize(packed, absmax, shape, dtype):
-    return dequantize_4bit(packed, QuantState(absmax=absmax, shape=shape, dtype=dtype, blocksize=64, code=BOOK,
+def dequantize(packed, absmax, shape, dtype, block=64):
+    return dequantize_4bit(packed, QuantState(absmax=absmax, shape=shape, dtype=dtype, blocksize=block, code=BOOK,
                                               quant_type="nf4"))
 
 
@@ -67,15 +68,15 @@ def step(values, towards):
     return torch.nextafter(values, torch.tensor(towards))
 
 
-def codec(name, x):
-    """x [rows, K]; K a multiple of 64 or one row."""
-    assert x.shape[1] % 64 == 0 or x.shape[0] == 1
-    packed, state = quantize_4bit(x, blocksize=64, quant_type="nf4", compress_statistics=False)
+def codec(name, x, block=64):
+    """x [rows, K]; K a multiple of the block or one row."""
+    assert x.shape[1] % block == 0 or x.shape[0] == 1
+    packed, state = quantize_4bit(x, blocksize=block, quant_type="nf4", compress_statistics=False)
     put(f"{name}.x", x)
     put(f"{name}.codes", packed.reshape(-1))
     put(f"{name}.absmax", state.absmax)
     for dtype in (torch.float32, torch.bfloat16):
-        out = dequantize(packed, state.absmax, x.shape, dtype)
+        out = dequantize(packed, state.absmax, x.shape, dtype, block)
         put(f"{name}.{'f32' if dtype == torch.float32 else 'bf16'}", out)
     return packed, state.absmax
 
@@ -123,6 +124,16 @@ def main():
     put("double.factor", factor)
     put("double.offset", mean.reshape(1))
     put("double.out", NF4Tensor.dequantize_scalers(tensor, codes, factor, 256))
+
+    # Other blocks, and double quantization with other blocks of scales.
+    for block in BLOCKS:
+        codec(f"block{block}", torch.randn(2, 2 * block) * 0.02, block)
+    for scaler_block in (32, 128):
+        codes, factor, mean = NF4Tensor.double_quantize_scalers(blocks.reshape(-1), 64, scaler_block)
+        tensor = types.SimpleNamespace(dtype=torch.float32, scaler_mean=mean)
+        put(f"double{scaler_block}.codes", codes)
+        put(f"double{scaler_block}.factor", factor)
+        put(f"double{scaler_block}.out", NF4Tensor.dequantize_scalers(tensor, codes, factor, scaler_block))
 
     OUT.write_text(f"# make_kernel_golden_nf4.py: bitsandbytes {bitsandbytes.__version__}, torchao {torchao.__version__}, "
                    f"torch {torch.__version__.split('+')[0]}\n" + "\n".join(lines) + "\n")

@@ -175,11 +175,13 @@ TEST(DequantizeNf4Test, EqualsBitsandbytes) {
   struct {
     const char* name;
     std::int64_t rows, k;
-  } const cases[] = {{"weight", 6, 192}, {"weight_bf16", 3, 128}, {"ties", 1, 64}, {"zeros", 1, 128}, {"tail", 1, 100}};
+    std::int64_t block = kNf4Block;
+  } const cases[] = {{"weight", 6, 192}, {"weight_bf16", 3, 128}, {"ties", 1, 64},           {"zeros", 1, 128},
+                     {"tail", 1, 100},   {"block32", 2, 64, 32},  {"block128", 2, 256, 128}, {"block256", 2, 512, 256}};
   for (const auto& c : cases) {
     const std::string name = c.name;
     const std::vector<float> absmax = golden.Get<float>(name + ".absmax");
-    const Nf4Weight w{golden.Bytes(name + ".codes").data(), absmax.data(), c.rows, c.k};
+    const Nf4Weight w{golden.Bytes(name + ".codes").data(), absmax.data(), c.rows, c.k, c.block};
     for (const Isa isa : Isas()) {
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
         const std::vector<std::uint8_t>& want = golden.Bytes(name + (dtype == DType::kF32 ? ".f32" : ".bf16"));

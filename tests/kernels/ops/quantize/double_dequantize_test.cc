@@ -91,6 +91,16 @@ TEST(DoubleDequantizeTest, EqualsTorchao) {
                          CpuStream(isa))
             .ok());
     EXPECT_TRUE(support::BytesEqual(out.data(), golden.Bytes("double.out").data(), out.size())) << Name(isa);
+    for (const std::int64_t block : {32, 128}) {
+      const std::string name = absl::StrCat("double", block);
+      const std::vector<std::int8_t> other = golden.Get<std::int8_t>(name + ".codes");
+      const std::vector<float> factors = golden.Get<float>(name + ".factor");
+      ASSERT_TRUE(DoubleDequantize({other.data(), factors.data(), golden.Get<float>("double.offset")[0], 512,
+                                    out.As<float>(), block},
+                                   CpuStream(isa))
+                      .ok());
+      EXPECT_TRUE(support::BytesEqual(out.data(), golden.Bytes(name + ".out").data(), out.size())) << name;
+    }
   }
 }
 

@@ -141,6 +141,12 @@ TEST(DoubleQuantizeTest, EqualsTorchao) {
     EXPECT_TRUE(BytesEqual(q.offset.data(), golden.Bytes("double.offset").data(), 4));
     EXPECT_TRUE(BytesEqual(q.factor.data(), golden.Bytes("double.factor").data(), 8));
     EXPECT_TRUE(BytesEqual(q.codes.data(), golden.Bytes("double.codes").data(), 512)) << Name(isa);
+    for (const std::int64_t block : {32, 128}) {
+      const std::string name = absl::StrCat("double", block);
+      const Quantized other = Quantize(absmax, CpuStream(isa), block);
+      EXPECT_TRUE(BytesEqual(other.factor.data(), golden.Bytes(name + ".factor").data(), other.factor.size()));
+      EXPECT_TRUE(BytesEqual(other.codes.data(), golden.Bytes(name + ".codes").data(), 512)) << Name(isa) << block;
+    }
   }
 }
 

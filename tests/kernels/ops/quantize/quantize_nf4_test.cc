@@ -249,20 +249,21 @@ TEST(QuantizeNf4Test, EqualsBitsandbytes) {
     const char* name;
     std::int64_t rows, k;
     DType dtype;
-  } const cases[] = {{"weight", 6, 192, DType::kF32},
-                     {"weight_bf16", 3, 128, DType::kBF16},
-                     {"ties", 1, 64, DType::kF32},
-                     {"zeros", 1, 128, DType::kF32},
-                     {"tail", 1, 100, DType::kF32}};
+    std::int64_t block = kNf4Block;
+  } const cases[] = {{"weight", 6, 192, DType::kF32},        {"weight_bf16", 3, 128, DType::kBF16},
+                     {"ties", 1, 64, DType::kF32},           {"zeros", 1, 128, DType::kF32},
+                     {"tail", 1, 100, DType::kF32},          {"block32", 2, 64, DType::kF32, 32},
+                     {"block128", 2, 256, DType::kF32, 128}, {"block256", 2, 512, DType::kF32, 256}};
   for (const auto& c : cases) {
     const std::string name = c.name;
     for (const Isa isa : Isas()) {
-      Quantized q(c.rows, c.k);
+      Quantized q(c.rows, c.k, c.block);
       const std::vector<std::uint8_t>& x = golden.Bytes(name + ".x");
       ASSERT_EQ(static_cast<std::int64_t>(x.size()), c.rows * c.k * SizeOf(c.dtype));
-      ASSERT_TRUE(QuantizeNf4({MakeConstMatrix(x.data(), c.dtype, c.rows, c.k), q.codes.data(), q.absmax.As<float>()},
-                              CpuStream(isa))
-                      .ok());
+      ASSERT_TRUE(
+          QuantizeNf4({MakeConstMatrix(x.data(), c.dtype, c.rows, c.k), q.codes.data(), q.absmax.As<float>(), c.block},
+                      CpuStream(isa))
+              .ok());
       EXPECT_TRUE(BytesEqual(q.codes.data(), golden.Bytes(name + ".codes").data(), q.codes.size()))
           << name << Name(isa);
       EXPECT_TRUE(BytesEqual(q.absmax.data(), golden.Bytes(name + ".absmax").data(), q.absmax.size())) << name;
