@@ -95,8 +95,8 @@ e2e() {
     # Everything is installed, so a test may be skipped only for missing hardware.
     "$python" -m pytest -q -ra --no-skips --continue-on-collection-errors tests/e2e
   else
-    # Two files at a time, because most tests wait for a server or a trainer about half of their time.
-    "$python" -m pytest -q -ra -n 2 --dist loadfile tests/e2e -m "not full"
+    # Three files at a time on two cores, because most tests wait for a server or a trainer about half of their time.
+    "$python" -m pytest -q -ra -n 3 --dist loadfile tests/e2e -m "not full"
   fi
 }
 # The Dockerfile's text, chart, dashboards and rules. The tests of the alerts need promtool, which the setup installs if

@@ -13,17 +13,22 @@ namespace {
 using base::StrCat;
 using model::Format;
 
-// `got`: the weights_digest of `base` or of its nf4 form, whichever was compared with `trained_on`, the digest that the
-// adapter names.
-absl::Status Mismatch(const model::ArtifactInfo& base, const base::Json& provenance, const std::string& got,
-                      const std::string& trained_on) {
+// `got`: the weights_digest of `base` or of its nf4 form with the options `nf4`, whichever was compared with
+// `trained_on`, the digest that the adapter names.
+absl::Status Mismatch(const model::ArtifactInfo& base, const model::Nf4Options& nf4, const base::Json& provenance,
+                      const std::string& got, const std::string& trained_on) {
   const std::string name = base::GetString(provenance, "base_model", "", "").value_or("");
   std::string text = StrCat("the adapter was trained on weights ", trained_on, ", but the base",
                             name.empty() ? "" : StrCat(" \"", name, "\""), ", stored as ", Name(base.format),
                             ", has the digest ", base.weights_digest);
-  if (got != base.weights_digest) text += StrCat(" and, quantized to nf4 as for a qlora job, ", got);
+  if (got != base.weights_digest) {
+    text += StrCat(" and, quantized to nf4 as for a qlora job (", Describe(nf4), "), ", got);
+  }
   text += "; give the model that the adapter was trained on (nibble models get NAME prints a model's digest";
-  if (got != base.weights_digest) text += ", nibble models convert NAME --to nf4 --name NEW makes its nf4 form";
+  if (got != base.weights_digest)
+    text +=
+        ", nibble models convert NAME --to nf4 --name NEW makes its nf4 form, with --nf4-block, --scaler-block and "
+        "--no-double-quant another one";
   return base::WithReason(absl::FailedPreconditionError(text + ")"), "BASE_MISMATCH",
                           {{"got", got}, {"wanted", trained_on}});
 }
@@ -36,7 +41,7 @@ absl::StatusOr<model::ArtifactInfo> Join(base::FileSystem& files, const model::A
   const std::string trained_on = std::exchange(adapter.config.base_digest, "");
   const std::string& digest = base.info().weights_digest;
   if (!trained_on.empty() && trained_on != digest) {
-    return Mismatch(given, provenance, digest, trained_on);
+    return Mismatch(given, adapter.config.base_nf4, provenance, digest, trained_on);
   }
   return MakeLoraModel(files, base, adapter.config, adapter.values, provenance, target, made_of);
 }

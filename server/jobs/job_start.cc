@@ -10,6 +10,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/jobs/method.h"
+#include "server/jobs/qlora_method.h"
 
 namespace nibble::jobs {
 
@@ -29,6 +30,14 @@ Json Sorted(Json value) {
 
 std::string Text(const Json& value) { return value.is_null() ? "not set" : base::Dump(value); }
 
+// An option of the nf4 base that is not set means the same as its default.
+JobSpec WithNf4Defaults(JobSpec spec) {
+  const model::Nf4Options options = Nf4OptionsOf(spec.qlora);
+  spec.qlora.nf4_block = options.block;
+  spec.qlora.scaler_block = options.scaler_block;
+  return spec;
+}
+
 // Compares the methods and the fields of the method. `may_differ`: whether a field is left out of the comparison.
 template <typename MayDiffer>
 absl::Status CompareMethods(const JobSpec& spec, const JobSpec& source, const std::string& checkpoint,
@@ -36,7 +45,7 @@ absl::Status CompareMethods(const JobSpec& spec, const JobSpec& source, const st
   if (spec.method != source.method) {
     return FieldError("method", StrCat("is ", spec.method, ", wanted ", source.method, ", the method of ", checkpoint));
   }
-  const Json all = ToJson(spec), all_of_source = ToJson(source);
+  const Json all = ToJson(WithNf4Defaults(spec)), all_of_source = ToJson(WithNf4Defaults(source));
   const Json got = all.value(spec.method, Json::object()), wanted = all_of_source.value(spec.method, Json::object());
   Json both = wanted;
   both.update(got);

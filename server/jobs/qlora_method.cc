@@ -56,6 +56,13 @@ model::Nf4Options Nf4OptionsOf(const QLoraMethod& qlora) {
   return options;
 }
 
+QLoraMethod OnNf4Base(QLoraMethod qlora, const model::Nf4Options& base) {
+  qlora.nf4_block = base.block;
+  qlora.double_quant = base.double_quant;
+  qlora.scaler_block = base.scaler_block;
+  return qlora;
+}
+
 absl::Status CheckNf4Base(const QLoraMethod& qlora, const model::Nf4Options& base) {
   const auto refuse = [&](const char* field, const std::string& got) {
     return base::FieldError(field, base::StrCat("is ", got, ", but the base is nf4 already, with ", Describe(base),

@@ -43,6 +43,10 @@ base::Json ToJson(const Nf4Options& options) {
 absl::StatusOr<Nf4Options> ParseNf4Options(const base::Json& json, const char* file) {
   if (!json.is_object()) return absl::InvalidArgumentError(StrCat(file, ": \"nf4\" is not a JSON object"));
   Nf4Options options;
+  for (const auto& [key, value] : json.items()) {
+    if (key == kBlock || key == kDoubleQuant || key == kScalerBlock) continue;
+    return absl::InvalidArgumentError(StrCat(file, ": \"", key.substr(0, 32), "\" is not an option of nf4"));
+  }
   NIBBLE_ASSIGN_OR_RETURN(options.block, GetBlock(json, kBlock, file));
   NIBBLE_ASSIGN_OR_RETURN(options.double_quant, base::GetBool(json, kDoubleQuant, file));
   if (options.double_quant) {

@@ -68,9 +68,9 @@ absl::StatusOr<std::vector<float>> Widened(const SafetensorsTensor& tensor) {
 
 }  // namespace
 
-absl::StatusOr<PeftAdapter> ReadPeftAdapter(base::FileSystem& files, const std::string& directory,
-                                            const ModelConfig& model,
-                                            const std::function<absl::Status(std::int64_t bytes)>& admit) {
+absl::StatusOr<PeftAdapter> ReadPeftAdapter(
+    base::FileSystem& files, const std::string& directory, const ModelConfig& model,
+    const std::function<absl::Status(const AdapterConfig& config, std::int64_t bytes)>& admit) {
   PeftAdapter adapter;
   NIBBLE_ASSIGN_OR_RETURN(adapter.config, ReadConfig(files, directory));
   const std::string path = base::JoinPath(directory, kAdapterWeightsFile);
@@ -89,8 +89,10 @@ absl::StatusOr<PeftAdapter> ReadPeftAdapter(base::FileSystem& files, const std::
     adapter.config.base_digest = digest->second;
   }
   if (const auto nf4 = stored.metadata.find(kBaseNf4Key); nf4 != stored.metadata.end()) {
-    NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(nf4->second));
-    NIBBLE_ASSIGN_OR_RETURN(adapter.config.base_nf4, ParseNf4Options(json, kAdapterWeightsFile));
+    const auto json = base::ParseJson(nf4->second);
+    const std::string place = StrCat(kAdapterWeightsFile, ", ", kBaseNf4Key);
+    if (!json.ok()) return absl::InvalidArgumentError(StrCat(place, ": ", base::ToStd(json.status().message())));
+    NIBBLE_ASSIGN_OR_RETURN(adapter.config.base_nf4, ParseNf4Options(*json, place.c_str()));
   }
   std::vector<SafetensorsTensor> tensors;  // in the order of AdapterTensors
   std::int64_t num_values = 0;
@@ -106,7 +108,7 @@ absl::StatusOr<PeftAdapter> ReadPeftAdapter(base::FileSystem& files, const std::
     const SafetensorsTensor& other = stored.tensors.begin()->second;
     return WrongShape(other.name, ShapeText(other.shape), "no such tensor");
   }
-  if (admit) NIBBLE_RETURN_IF_ERROR(admit(num_values * static_cast<std::int64_t>(sizeof(float))));
+  if (admit) NIBBLE_RETURN_IF_ERROR(admit(adapter.config, num_values * static_cast<std::int64_t>(sizeof(float))));
   for (const SafetensorsTensor& tensor : tensors) {
     NIBBLE_ASSIGN_OR_RETURN(adapter.values.emplace_back(), Widened(tensor));
   }

@@ -72,6 +72,21 @@ absl::StatusOr<std::string> TrainedOn(const store::StateDirectory& state, const 
   return quantized.weights_digest;
 }
 
+// A base in f32 or bf16 would become another nf4 base than the adapter's.
+absl::Status CheckNf4Form(const store::StateDirectory& state, const jobs::JobSpec& spec,
+                          const model::ArtifactInfo& adapter) {
+  if (spec.method != jobs::kMethodQLora || adapter.weight_format() != model::Format::kNf4) return absl::OkStatus();
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state.models->Get(spec.base_model));
+  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo base, model::ParseArtifactInfo(base_model.info));
+  const model::Nf4Options options = jobs::Nf4OptionsOf(spec.qlora);
+  if (base.format == model::Format::kNf4 || options == adapter.nf4) return absl::OkStatus();
+  const char* field = options.block != adapter.nf4.block                 ? "qlora.nf4_block"
+                      : options.double_quant != adapter.nf4.double_quant ? "qlora.double_quant"
+                                                                         : "qlora.scaler_block";
+  return FieldError(field, StrCat("gives a base with ", Describe(options), ", wanted ", Describe(adapter.nf4),
+                                  ", as in the adapter ", spec.warm_start_from));
+}
+
 }  // namespace
 
 absl::Status CheckAdapterFits(const jobs::JobSpec& spec, const model::AdapterConfig& adapter) {
@@ -113,6 +128,7 @@ absl::Status CheckAdapterStart(const store::StateDirectory& state, const jobs::J
   NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(text));
   NIBBLE_ASSIGN_OR_RETURN(const model::AdapterConfig adapter, model::ParsePeftConfig(json));
   NIBBLE_RETURN_IF_ERROR(CheckAdapterFits(spec, adapter));
+  NIBBLE_RETURN_IF_ERROR(CheckNf4Form(state, spec, info));
   NIBBLE_ASSIGN_OR_RETURN(const std::string got, TrainedOn(state, spec));
   if (got.empty() || got == info.base_digest) return absl::OkStatus();
   return base::WithReason(absl::FailedPreconditionError(

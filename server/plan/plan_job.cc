@@ -9,6 +9,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/data/loader.h"
+#include "server/jobs/qlora_method.h"
 #include "server/plan/disk_plan.h"
 #include "server/plan/memory_plan.h"
 
@@ -123,8 +124,10 @@ absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inpu
   plan.trained_parameters = TrainedParameters(spec, config);
   const std::string& format = inputs.base_format;
   const std::int64_t base_bytes = format == "bf16" ? 2 : format == "f32" ? 4 : format == "int8" ? 1 : 0;
+  jobs::JobSpec on_base = spec;
+  if (format == "nf4") on_base.qlora = jobs::OnNf4Base(spec.qlora, inputs.base_nf4);
   plan.memory =
-      PlanMemory(spec, config, base_bytes,
+      PlanMemory(on_base, config, base_bytes,
                  {.tokens = MostTokens(spec, data.train),
                   .dataset_tokens = data.train.num_tokens + data.eval.num_tokens,
                   .examples = static_cast<std::int64_t>(data.train.examples.size() + data.eval.examples.size()),

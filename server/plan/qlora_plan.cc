@@ -34,10 +34,10 @@ class QLora : public AdapterPlan {
     return base + AdapterPlan::WeightFileBytes(spec, config, base_bytes);
   }
 
-  registry::WorkMemory CheckpointMemory(const jobs::JobSpec&, const model::Artifact& base,
+  registry::WorkMemory CheckpointMemory(const jobs::JobSpec& spec, const model::Artifact& base,
                                         std::int64_t checkpoint_bytes) const override {
     // An adapter's checkpoint consists almost only of its tensors and the optimizer's state.
-    return registry::AdapterMemory(base, checkpoint_bytes);
+    return registry::AdapterMemory(base, checkpoint_bytes, jobs::Nf4OptionsOf(spec.qlora));
   }
 
   absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files, const CheckpointToPublish& source,

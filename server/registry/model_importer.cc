@@ -127,9 +127,9 @@ absl::Status ModelImporter::ImportAdapter(const ImportRequest& request, const st
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, work_.state.models->Get(*request.base_model));
   NIBBLE_ASSIGN_OR_RETURN(const auto base_model, model::Artifact::Open(stored.directory));
   WorkAdmission::Turn turn;
-  const auto admit = [&](std::int64_t bytes) -> absl::Status {
+  const auto admit = [&](const model::AdapterConfig& config, std::int64_t bytes) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(turn, work_.AwaitTurn(StrCat("import of an adapter on model ", *request.base_model),
-                                                  AdapterMemory(*base_model, bytes), scope));
+                                                  AdapterMemory(*base_model, bytes, config.base_nf4), scope));
     return absl::OkStatus();
   };
   auto adapter = model::ReadPeftAdapter(work_.state.files, source, base_model->config(), admit);

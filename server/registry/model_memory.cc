@@ -46,6 +46,17 @@ std::int64_t QuantizeBytes(const model::ModelConfig& config) {
   return elements * static_cast<std::int64_t>(2 * sizeof(float)) + kQuantizeBuffers;
 }
 
+// A file has narrow types first, so scales in f32 stay in memory until the codes of all weights are written.
+std::int64_t HeldScaleBytes(const model::ModelConfig& config, const model::Nf4Options& nf4) {
+  if (nf4.double_quant) return 0;
+  std::int64_t scales = 0;
+  for (const auto& tensor : model::RequiredTensors(config)) {
+    if (tensor.role != model::TensorRole::kLinear) continue;
+    scales += tensor.shape[0] * kernels::Nf4RowBlocks(tensor.shape[1], nf4.block);
+  }
+  return scales * static_cast<std::int64_t>(sizeof(float));
+}
+
 }  // namespace
 
 WorkMemory ReplayMemory(const model::Artifact& model, const model::Record& record) {
@@ -75,6 +86,7 @@ absl::StatusOr<WorkMemory> ConvertMemory(const model::Artifact& source, const co
     need.data = evaluation->max_tokens * kEvaluatedTokenBytes;
   }
   need.buffers = QuantizeBytes(config);
+  if (options.to == model::Format::kNf4) need.buffers += HeldScaleBytes(config, options.nf4);
   if (need.weights > 0) {
     need.kv_cache = std::max(KvBytes(config, made.kv_dtype, tokens), KvBytes(config, source.info().kv_dtype, tokens));
     need.buffers = std::max(need.buffers, StepBytes(config, rows));
@@ -82,11 +94,13 @@ absl::StatusOr<WorkMemory> ConvertMemory(const model::Artifact& source, const co
   return need;
 }
 
-WorkMemory AdapterMemory(const model::Artifact& base, std::int64_t adapter_bytes) {
+WorkMemory AdapterMemory(const model::Artifact& base, std::int64_t adapter_bytes, const model::Nf4Options& nf4) {
   WorkMemory need;
   need.weights = adapter_bytes;
   const model::Format format = base.info().format;
-  if (format != model::Format::kNf4 && format != model::Format::kInt8) need.buffers = QuantizeBytes(base.config());
+  if (format != model::Format::kNf4 && format != model::Format::kInt8) {
+    need.buffers = QuantizeBytes(base.config()) + HeldScaleBytes(base.config(), nf4);
+  }
   return need;
 }
 

@@ -26,8 +26,9 @@ struct EvaluationData {
 absl::StatusOr<WorkMemory> ConvertMemory(const model::Artifact& source, const convert::ConvertOptions& options,
                                          const std::optional<EvaluationData>& evaluation);
 
-// An adapter of `adapter_bytes` in f32, and its base, which is quantized one tensor at a time unless it is nf4 or int8.
-WorkMemory AdapterMemory(const model::Artifact& base, std::int64_t adapter_bytes);
+// An adapter of `adapter_bytes` in f32, and its base, which is quantized one tensor at a time with the options `nf4`
+// unless it is nf4 or int8.
+WorkMemory AdapterMemory(const model::Artifact& base, std::int64_t adapter_bytes, const model::Nf4Options& nf4);
 
 // Master weights of a checkpoint: every tensor of `config` in f32.
 WorkMemory MastersMemory(const model::ModelConfig& config);

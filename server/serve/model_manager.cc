@@ -8,6 +8,7 @@
 #include "server/base/files.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/stored_tensors.h"
 #include "server/model/trainer_logprobs.h"
 
 namespace nibble::serve {
@@ -55,12 +56,16 @@ absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std:
   }
 }
 
-// Takes memory for the model's tensors, as stored, and for its engine's cache.
+// Takes memory for the model's tensors and for its engine's cache.
 absl::StatusOr<std::shared_ptr<const void>> ModelManager::TakeMemory(const std::string& name,
                                                                      const std::string& directory) const {
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(directory));
   std::int64_t weights = 0;
-  for (const auto& entry : artifact->tensors()) weights += static_cast<std::int64_t>(entry.second.bytes.size());
+  for (const auto& [tensor, view] : artifact->tensors()) {
+    // The int8 scales of nf4 weights become f32.
+    const bool scales = tensor.ends_with(model::kNf4AbsmaxSuffix) && view.dtype == kernels::DType::kI8;
+    weights += static_cast<std::int64_t>(view.bytes.size()) * (scales ? 4 : 1);
+  }
   const std::int64_t pages =
       Engine::NumPages(options_, std::min(options_.max_context, artifact->config().context_limit()));
   std::int64_t cache = 0, bytes = 0;

@@ -59,6 +59,11 @@ def test_options_go_from_the_job_to_the_next_import(server, tmp_path, name):
     for copy in ("checkpoint", "again"):
         assert server.json("models", "get", f"{name}-{copy}")["digest"] == model["digest"], copy
 
+    create(server, tmp_path, f"{name}-warm", "float", in_spec, "--warm-start-from", name, "--watch")
+    refused = create(server, tmp_path, f"{name}-other", "float", {}, "--warm-start-from", name, check=False)
+    assert refused.returncode != 0
+    assert "qlora.nf4_block" in refused.stderr and f"wanted blocks of {in_spec['nf4_block']}" in refused.stderr, refused.stderr
+
 
 def test_a_base_in_nf4_keeps_its_options(server, tmp_path):
     server.run("models", "convert", "float", "--to", "nf4", "--name", "wide", "--nf4-block", "256")
@@ -69,6 +74,32 @@ def test_a_base_in_nf4_keeps_its_options(server, tmp_path):
         refused = create(server, tmp_path, "other", "wide", {field: value}, check=False)
         assert refused.returncode != 0
         assert f"qlora.{field}" in refused.stderr and "blocks of 256" in refused.stderr, refused.stderr
+
+
+def test_the_default_may_be_written_out_when_a_job_is_continued(server, tmp_path):
+    create(server, tmp_path, "unset", "float", {}, "--watch")
+    [job] = [job for job in server.json("jobs", "list")["jobs"] if job["spec"]["publish"]["output_model"] == "unset"]
+    path = tmp_path / "longer.json"
+    path.write_text(json.dumps({"qlora": {"r": 4, "nf4_block": 64, "scaler_block": 256}}))
+    server.run("jobs", "create", "--spec", path, "--base", "float", "--dataset", "text", "--output", "longer", "--max-steps",
+               2 * STEPS, "--resume-from", f"{job['id']}/{STEPS}", "--watch")
+    path.write_text(json.dumps({"qlora": {"r": 4, "nf4_block": 32}}))
+    refused = server.run("jobs", "create", "--spec", path, "--base", "float", "--dataset", "text", "--output", "other", "--max-steps",
+                         2 * STEPS, "--resume-from", f"{job['id']}/{STEPS}", check=False)
+    assert refused.returncode != 0 and "qlora.nf4_block" in refused.stderr, refused.stderr
+
+
+def test_plans_count_the_scales_of_the_base(server, tmp_path):
+    """Whether the job quantizes the base or the base is NF4 already."""
+    def weights(base, **options):
+        path = tmp_path / "plan.json"
+        path.write_text(json.dumps({"qlora": {"r": 4, **options}}))
+        plan = server.json("jobs", "plan", "--spec", path, "--base", base, "--dataset", "text", "--output", "planned", "--max-steps", STEPS)
+        return plan["memory"]["weights"]
+    for name, block in (("plain", 64), ("narrow", 32)):
+        server.run("models", "convert", "float", "--to", "nf4", "--name", name, "--nf4-block", block)
+    linears = 3 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 176)
+    assert weights("float", nf4_block=32) - weights("float") == weights("narrow") - weights("plain") == 4 * linears // 64
 
 
 def test_bad_options_are_refused_with_their_field(server, tmp_path):

@@ -387,7 +387,7 @@ def make_chat_template():
 
 
 # F9 -------------------------------------------------------------------------------------------------------------------
-INT8, INT8_HEAD, NF4, TERNARY = range(4)  # packed_weights_fuzz.cc: the first byte
+INT8, INT8_HEAD, NF4, TERNARY, NF4_FLOAT = range(5)  # packed_weights_fuzz.cc: the first byte
 HIDDEN, Q, KV, FFN, VOCAB = 12, 16, 8, 10, 9  # as in SmallConfig there
 LAYER = "model.layers.0."
 LINEARS = {"self_attn.q_proj": (Q, HIDDEN), "self_attn.k_proj": (KV, HIDDEN), "self_attn.v_proj": (KV, HIDDEN),
@@ -409,8 +409,11 @@ def packed(name, kind, n, k, tensors):
             rows += bytes(sum(code << 2 * at for at, code in enumerate(codes[i:i + 4])) for i in range(0, k, 4))
         tensors[name] = ("U8", [n, (k + 3) // 4], rows)
         tensors[name + "_scale"] = ("F32", [1], floats([0.05]))
-    elif kind == NF4:
+    elif kind in (NF4, NF4_FLOAT):
         tensors[name] = ("U8", [n, (k + 1) // 2], bytes(i * 29 % 256 for i in range(n * ((k + 1) // 2))))
+        if kind == NF4_FLOAT:
+            tensors[name + "_absmax"] = ("F32", [n, 1], floats([0.01 * (i + 1) for i in range(n)]))
+            return
         tensors[name + "_absmax"] = ("I8", [n, 1], bytes(i * 7 % 256 for i in range(n)))
         tensors[name + "_absmax_factor"] = ("F32", [1], floats([2500.0]))
         tensors[name + "_absmax_offset"] = ("F32", [1], floats([0.06]))
@@ -448,11 +451,11 @@ def packed_file(kind, tensors, shift=0):
 
 def make_packed_weights():
     put = lambda name, kind, tensors, **more: write("packed_weights", name, packed_file(kind, tensors, **more))
-    models = {"int8": INT8, "int8-head": INT8_HEAD, "nf4": NF4, "ternary": TERNARY}
+    models = {"int8": INT8, "int8-head": INT8_HEAD, "nf4": NF4, "ternary": TERNARY, "nf4-float": NF4_FLOAT}
     for name, kind in models.items():
         good = packed_model(kind)
         put(name, kind, good)
-        put(name + "-as-another", (kind + 1) % 4, good)
+        put(name + "-as-another", (kind + 1) % 5, good)
         put(name + "-no-gate", kind, {key: value for key, value in good.items() if key != GATE})
         put(name + "-one-more", kind, {**good, "model.layers.1.mlp.gate_proj.weight": good[GATE]})
         put(name + "-misaligned", kind, good, shift=1)
@@ -463,11 +466,12 @@ def make_packed_weights():
                            "bool": ("BOOL", [n, k], content), "all-ones": (dtype, [n, k], b"\xff" * len(content)),
                            "lowest": (dtype, [n, k], b"\x80" * len(content)), "zero": (dtype, [n, k], b"\0" * len(content))}.items():
             put(f"{name}-gate-{lie}", kind, {**good, GATE: value})
-        scale = GATE + ("_absmax_factor" if kind == NF4 else "_scale")
-        size = good[scale][1][0]
+        scale = GATE + {NF4: "_absmax_factor", NF4_FLOAT: "_absmax"}.get(kind, "_scale")
+        shape = good[scale][1]
+        size = shape[0]
         for lie, number in {"nan": float("nan"), "inf": float("inf"), "zero": 0.0, "negative": -1.0, "denormal": 1e-45,
                             "huge": 3e38}.items():
-            put(f"{name}-scale-{lie}", kind, {**good, scale: ("F32", [size], floats([number] * size))})
+            put(f"{name}-scale-{lie}", kind, {**good, scale: ("F32", shape, floats([number] * size))})
         put(name + "-scale-short", kind, {**good, scale: ("F32", [size - 1], floats([1.0] * (size - 1)))})
         put(name + "-scale-f64", kind, {**good, scale: ("F64", [size], b"\0" * (8 * size))})
         put(name + "-no-scale", kind, {key: value for key, value in good.items() if key != scale})

@@ -1,7 +1,7 @@
 // F9 (docs/faults.md): model.safetensors of an artifact with packed weights. The first byte of the input selects the
-// nibble.json (int8, int8 with an int8 head, nf4, ternary); the rest is the file. Loading reads every int8 and ternary
-// code and every nf4 scale. If the floats are in the range of real models, an int8 or ternary model also runs, and its
-// logits are finite.
+// nibble.json (int8, int8 with an int8 head, nf4, ternary, nf4 with scales in f32); the rest is the file. Loading reads
+// every int8 and ternary code and every nf4 scale. If the floats are in the range of real models, an int8 or ternary
+// model also runs, and its logits are finite.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -83,6 +83,12 @@ model::ArtifactInfo Info(model::Format format, int act_outliers = 0, bool int8_h
   return info;
 }
 
+model::ArtifactInfo FloatScales() {
+  model::ArtifactInfo info = Info(model::Format::kNf4);
+  info.nf4 = {.block = 32, .double_quant = false};
+  return info;
+}
+
 // Whether all floats are in the range of real models.
 bool FloatsAreInRange(const model::Artifact& artifact) {
   for (const auto& [name, tensor] : artifact.tensors()) {
@@ -112,11 +118,11 @@ void Run(const model::LoadedModel& loaded, const kernels::Stream& stream) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const std::array<ArtifactDirectory, 4> directories = {
+  static const std::array<ArtifactDirectory, 5> directories = {
       ArtifactDirectory(Info(model::Format::kInt8), /*tied=*/false),
       ArtifactDirectory(Info(model::Format::kInt8, 2, /*int8_head=*/true), /*tied=*/true),
       ArtifactDirectory(Info(model::Format::kNf4), /*tied=*/true),
-      ArtifactDirectory(Info(model::Format::kTernary), /*tied=*/true)};
+      ArtifactDirectory(Info(model::Format::kTernary), /*tied=*/true), ArtifactDirectory(FloatScales(), /*tied=*/true)};
   if (size == 0) return 0;
   const ArtifactDirectory& directory = directories[data[0] % directories.size()];
   directory.Write(data + 1, size - 1);

@@ -7,10 +7,8 @@
 //   X                                          f32 or bf16: the type of x
 //   Element                                    f32 or bf16: the type of the copy of x and of decoded w
 //   Pack(const X* x, Element* out)             64 elements of x in the path's order
-//   Decode<kScales>(codes, absmax, Element* out)  64 weights, rounded to X, in the path's order; kScales is 1 or 2
-//   Few<M, kScales>(x, stride, const Nf4Rows& w, whole, float* out)  M x 4 dot products over `whole` whole strips,
-//   added
-//                                              to out
+//   Decode<kScales>(codes, absmax, out)        64 weights, rounded to X, in the path's order; kScales is 1 or 2
+//   Few<M, kScales>(x, stride, w, whole, out)  M x 4 dot products over `whole` whole strips, added to out
 //   Tile(x, w, padded_k, float* out)           4 x 4 dot products of decoded rows, overwrites out
 // Decode and Tile may be missing in a Path that is used only for few rows.
 #pragma once

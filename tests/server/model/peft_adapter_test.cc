@@ -124,7 +124,7 @@ TEST_F(PeftAdapterTest, C5RequestsMemoryForItsValuesBeforeItReadsThem) {
   absl::Status answer = absl::ResourceExhaustedError("no memory");
   const auto read = [&] {
     return ReadPeftAdapter(base::RealFileSystem(), directory_.Path("peft"), model_,
-                           [&](std::int64_t need) {
+                           [&](const AdapterConfig&, std::int64_t need) {
                              asked.push_back(need);
                              return answer;
                            })

@@ -1,0 +1,226 @@
+"""Trains the first four layers of SmolLM2 beside the packages that users have: the same weights, rows, order and
+optimizer, 50 steps of 2 x 64 tokens, in fp32 outside the quantized products. A method without random draws must have the
+package's first twenty losses; one with random draws, the mean of eight seeds. Prints all figures (-s)."""
+import json
+import math
+import pathlib
+import statistics
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from conftest import Server
+from nf4 import dequantized
+
+pytestmark = pytest.mark.full
+
+torch = pytest.importorskip("torch", exc_type=ImportError)
+transformers = pytest.importorskip("transformers", exc_type=ImportError)
+peft = pytest.importorskip("peft", exc_type=ImportError)
+bitsandbytes = pytest.importorskip("bitsandbytes", exc_type=ImportError)
+torchao = pytest.importorskip("torchao.quantization", exc_type=ImportError)
+training = pytest.importorskip("torchao.prototype.quantized_training", exc_type=ImportError)
+
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from test_peft import LINEARS, philox_uniform  # noqa: E402
+from test_real_model import gguf_path  # noqa: E402
+
+LAYERS, STEPS, COMPARED, SEQ, SEED, RANK, ALPHA = 4, 50, 20, 64, 11, 16, 32
+BOUND = 1e-3
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    """A server with the cut model ("base") and its nf4 form ("nf4"), two rows of 64 tokens, and the model's directory."""
+    path = tmp_path_factory.mktemp("smol")
+    server = Server(path / "state").start()
+    server.run("models", "import", gguf_path(), "--name", "whole", "--dtype", "f32")
+    server.run("models", "export", "whole", "--format", "hf", "--out", path / "whole")
+    cut = path / "four"
+    cut.mkdir()
+    tensors = {}
+    for file in (path / "whole").glob("*.safetensors"):
+        tensors.update({name: value for name, value in load_file(file).items()
+                        if ".layers." not in name or int(name.split(".layers.")[1].split(".")[0]) < LAYERS})
+    save_file(tensors, cut / "model.safetensors", {"format": "pt"})
+    for file in (path / "whole").glob("*.json"):
+        if "index" not in file.name:
+            (cut / file.name).write_bytes(file.read_bytes())
+    config = json.loads((cut / "config.json").read_text())
+    (cut / "config.json").write_text(json.dumps({**config, "num_hidden_layers": LAYERS}))
+    server.run("models", "import", cut, "--name", "base", "--dtype", "f32")
+    server.run("models", "convert", "base", "--to", "nf4", "--name", "nf4")
+    text = pathlib.Path("/usr/share/common-licenses/GPL-3").read_text()
+    rows, ids = [], []
+    for start in (2000, 9000):
+        # A longer text, cut so that its tokens are SEQ - 1 and an end token follows.
+        end = start + 150
+        while len(server.json("tokenize", "base", "--text", text[start:end + 1])["token_ids"]) < SEQ:
+            end += 1
+        rows.append(text[start:end])
+        ids.append(server.json("tokenize", "base", "--text", rows[-1])["token_ids"] + [config["eos_token_id"]])
+    (path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    server.run("datasets", "upload", path / "rows.jsonl", "--name", "rows")
+    yield SimpleNamespace(server=server, path=path, cut=cut, ids=ids)
+    server.stop()
+
+
+def train(four, name, method, base="base", lr=1e-4, optimizer="adamw", seed=0, steps=STEPS, **options):
+    spec = {"base_model": base, "train_dataset": "rows", method: {"compute_dtype": "COMPUTE_DTYPE_F32", **options},
+            "data": {"max_seq_len": SEQ, "packing": "PACKING_MODE_NONE"},
+            "optim": {"optimizer": f"OPTIMIZER_{optimizer.upper()}", "lr": lr, "max_grad_norm": 0, "schedule": "LR_SCHEDULE_CONSTANT",
+                      "warmup_steps": 0},
+            "run": {"max_steps": steps, "micro_batch": 1, "grad_accum": 2, "save_every": 0, "seed": seed},
+            "publish": {"output_model": name}}
+    file = four.path / f"{name}.json"
+    file.write_text(json.dumps(spec))
+    events = four.server.lines("jobs", "create", "--spec", file, "--watch", timeout=1200)
+    four.server.run("models", "delete", name)
+    return [event["loss"] for event in events if event.get("type") == "step"]
+
+
+def load(four, tensors=None):
+    model = transformers.AutoModelForCausalLM.from_pretrained(four.cut, dtype=torch.float32, attn_implementation="eager")
+    if tensors is not None:
+        state = {name: torch.from_numpy(value.copy()) for name, value in tensors.items()}
+        model.load_state_dict({**state, "lm_head.weight": state["model.embed_tokens.weight"]}, strict=True)
+    return model
+
+
+def losses_of(model, optimizer, ids, steps=STEPS):
+    seen = []
+    for _ in range(steps):
+        loss = 0
+        for row in ids:
+            logits = model(torch.tensor([row])).logits[0, :-1]
+            loss = loss + torch.nn.functional.cross_entropy(logits.float(), torch.tensor(row[1:]), reduction="sum")
+        loss = loss / sum(len(row) - 1 for row in ids)
+        optimizer.zero_grad()
+        loss.backward()
+        seen.append(loss.item())
+        optimizer.step()
+    return seen
+
+
+def adamw(model, lr=1e-4):
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr, weight_decay=0.0, foreach=False)
+
+
+def worst(ours, theirs):
+    return max(abs(a - b) / b for a, b in zip(ours[:COMPARED], theirs[:COMPARED], strict=True))
+
+
+def with_adapter(model, **options):
+    """PEFT's model with the trainer's initial values."""
+    model = peft.get_peft_model(model, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=LINEARS, lora_dropout=0.0, **options))
+    for name, parameter in model.named_parameters():
+        if "lora_A" not in name:
+            continue
+        parts = name.split(".")
+        index = int(parts[parts.index("layers") + 1]) * len(LINEARS) + LINEARS.index(parts[-4])
+        values = philox_uniform(SEED, np.arange(parameter.numel()), index)
+        values = ((2.0 * values - 1.0) / math.sqrt(parameter.shape[1])).astype(np.float32)
+        parameter.data = torch.from_numpy(values).reshape(parameter.shape)
+    return model
+
+
+def full(four, lr):
+    return train(four, "full", "full", lr=lr), lambda: load(four), adamw
+
+
+def full_8bit(four, lr):
+    def optimizer(model, lr):
+        return bitsandbytes.optim.AdamW8bit(model.parameters(), lr=lr, weight_decay=0.0)
+    return train(four, "full-8bit", "full", lr=lr, optimizer="adamw_8bit"), lambda: load(four), optimizer
+
+
+def lora(four, lr, **options):
+    ours = train(four, "lora", "lora", lr=lr, r=RANK, alpha=ALPHA, seed=SEED, **options)
+    return ours, lambda: with_adapter(load(four), **options), adamw
+
+
+def qlora(four, lr, **options):
+    ours = train(four, "qlora", "qlora", base="nf4", lr=lr, r=RANK, alpha=ALPHA, seed=SEED, **options)
+    tensors = dequantized(four.server.state / "models/nf4")
+    return ours, lambda: with_adapter(load(four, tensors), **options), adamw
+
+
+def int8_mixed(four, lr):
+    def quantized():
+        model = load(four)
+        torchao.quantize_(model.model, training.int8_mixed_precision_training(module_swap=True))
+        return model
+    return train(four, "mixed", "int8_mixed", lr=lr, preset="torchao"), quantized, adamw
+
+
+# Learning rate and bound. A code at a rounding tie of int8_mixed may differ by one.
+CASES = {"full": (full, 1e-4, BOUND), "lora": (lora, 1e-3, BOUND), "lora, use_rslora": (lambda *a: lora(*a, use_rslora=True), 1e-3, BOUND),
+         "lora, use_dora": (lambda *a: lora(*a, use_dora=True), 1e-3, BOUND), "qlora": (qlora, 1e-3, BOUND),
+         "qlora, use_dora": (lambda *a: qlora(*a, use_dora=True), 1e-3, BOUND), "int8_mixed": (int8_mixed, 1e-4, BOUND)}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_are_those_of_the_package(four, case):
+    make, lr, bound = CASES[case]
+    ours, model, optimizer = make(four, lr)
+    theirs = model()
+    theirs = losses_of(theirs, optimizer(theirs, lr), four.ids)
+    wrong = model()
+    wrong = losses_of(wrong, optimizer(wrong, 1.05 * lr), four.ids, COMPARED)
+    every = max(abs(a - b) / b for a, b in zip(ours, theirs))
+    print(f"{case}: losses {theirs[0]:.4f} to {theirs[-1]:.4f}; worst relative difference of {COMPARED} {worst(ours, theirs):.1e}, of "
+          f"{STEPS} {every:.1e}; with a learning rate 5 % higher {worst(ours, wrong):.1e}")
+    assert theirs[-1] <= 0.9 * theirs[0]
+    assert worst(ours, theirs) <= bound < worst(ours, wrong)
+
+
+def mean_of_the_end(losses):
+    return statistics.fmean(losses[-10:])
+
+
+def agree(ours, theirs):
+    """Whether the means differ by at most three standard errors of the difference."""
+    error = math.sqrt(statistics.variance(ours) / len(ours) + statistics.variance(theirs) / len(theirs))
+    difference = statistics.fmean(ours) - statistics.fmean(theirs)
+    print(f"means {statistics.fmean(ours):.5f} and {statistics.fmean(theirs):.5f}, {abs(difference) / error:.2f} standard errors apart")
+    return abs(difference) <= 3 * error
+
+
+def test_int8_quantized_training_is_that_of_torchao_on_average(four):
+    """torchao multiplies f32 rows; its linears get rows that are rounded to bf16, as Nibble's (compute FLOAT) round them."""
+    lr, seeds = 1e-4, 8
+
+    def torchao_losses(seed):
+        torch.manual_seed(seed)
+        model = load(four)
+        torchao.quantize_(model.model, training.int8_weight_only_quantized_training())
+        for module in model.model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.register_forward_pre_hook(lambda _, rows: (rows[0].bfloat16().float(),))
+        return losses_of(model, adamw(model, lr), four.ids)
+    theirs = [torchao_losses(seed) for seed in range(seeds)]
+    ours = [train(four, f"qt-{seed}", "int8_qt", lr=lr, seed=seed, compute="INT8_QT_COMPUTE_FLOAT") for seed in range(seeds)]
+    nearest = [train(four, f"nearest-{seed}", "int8_qt", lr=lr, seed=seed, compute="INT8_QT_COMPUTE_FLOAT", stochastic_rounding=False)
+               for seed in range(2)]
+    print(f"losses of the first step {ours[0][0]:.5f} and {theirs[0][0]:.5f}; of the last {ours[0][-1]:.4f} and {theirs[0][-1]:.4f}")
+    assert abs(ours[0][0] - theirs[0][0]) <= BOUND * theirs[0][0]
+    assert len({tuple(losses) for losses in ours}) == seeds, "each seed draws anew"
+    got, want = [mean_of_the_end(losses) for losses in ours], [mean_of_the_end(losses) for losses in theirs]
+    assert agree(got, want)
+    assert nearest[0] == nearest[1], "nothing is drawn"
+    assert not agree([mean_of_the_end(nearest[0])] * seeds, want)
+
+
+def test_adamw_8bit_is_that_of_bitsandbytes(four):
+    """Moments that lie between two values of the map may get another neighbour, so the losses are compared within a
+    bound that rounding every moment up would break."""
+    ours, model, optimizer = full_8bit(four, 1e-4)
+    theirs = model()
+    theirs = losses_of(theirs, optimizer(theirs, 1e-4), four.ids)
+    in_f32 = load(four)
+    in_f32 = losses_of(in_f32, adamw(in_f32), four.ids)
+    print(f"adamw_8bit: losses {theirs[0]:.4f} to {theirs[-1]:.4f}; worst relative difference of {COMPARED} {worst(ours, theirs):.1e}; of "
+          f"bitsandbytes and f32 moments {worst(in_f32, theirs):.1e}")
+    assert worst(ours, theirs) <= 1e-2
