@@ -62,7 +62,7 @@ function(nibble_library)
   add_library(nibble::${ARG_NAME} ALIAS ${target})
 endfunction()
 
-# nibble_binary(NAME nibbled SRCS main.cc DEPS ... [PCH grpc]): a program in <build>/bin. PCH: as in nibble_library, by
+# nibble_binary(NAME nibbled SRCS main.cc DEPS ... [PCH cli]): a program in <build>/bin. PCH: as in nibble_library, by
 # default none.
 function(nibble_binary)
   cmake_parse_arguments(ARG "" "NAME;PCH" "SRCS;DEPS" ${ARGN})

@@ -22,7 +22,8 @@ endfunction()
 
 nibble_pch(NAME std DEPS absl::status absl::statusor absl::strings absl::time Threads::Threads)
 if(NIBBLE_SERVER)
-  nibble_pch(NAME grpc DEPS nibble::proto CLI11::CLI11)
+  nibble_pch(NAME grpc DEPS nibble::proto)
+  nibble_pch(NAME cli DEPS nibble::proto CLI11::CLI11)
 endif()
 if(NIBBLE_TESTS)
   nibble_pch(NAME tests EXECUTABLE DEPS GTest::gtest GTest::gmock absl::status absl::statusor absl::strings absl::time

@@ -1,10 +1,7 @@
-// Precompiled for code that uses gRPC and our protos (server/rpc, the client), and for what reads a command line:
-// std.h, gRPC, the generated headers and CLI11, which consists of headers only.
+// Precompiled for code that uses gRPC and our protos (server/rpc, the client): std.h, gRPC and the generated headers.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
-
-#include <CLI/CLI.hpp>
 
 #include "google/longrunning/operations.grpc.pb.h"
 #include "google/protobuf/util/json_util.h"

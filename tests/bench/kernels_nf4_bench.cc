@@ -18,17 +18,19 @@ namespace {
 using kernels::DType;
 
 struct Weight {
-  Weight(std::int64_t n, std::int64_t k, std::int64_t copies) : n(n), k(k), codes(static_cast<std::size_t>(copies)) {
-    absmax.resize(static_cast<std::size_t>(n * kernels::Nf4RowBlocks(k, kernels::kNf4Block)), 0.05f);
+  Weight(std::int64_t n, std::int64_t k, std::int64_t copies, std::int64_t block = kernels::kNf4Block)
+      : n(n), k(k), block(block), codes(static_cast<std::size_t>(copies)) {
+    absmax.resize(static_cast<std::size_t>(n * kernels::Nf4RowBlocks(k, block)), 0.05f);
     for (auto& copy : codes) {
       copy.resize(static_cast<std::size_t>(n * kernels::Nf4RowBytes(k)));
       for (std::size_t i = 0; i < copy.size(); ++i) copy[i] = static_cast<std::uint8_t>(support::Bits(1, i));
     }
   }
   kernels::Nf4Weight view(std::int64_t call) const {
-    return {codes[static_cast<std::size_t>(call) % codes.size()].data(), absmax.data(), n, k};
+    return {codes[static_cast<std::size_t>(call) % codes.size()].data(), absmax.data(), n, k, block};
   }
-  std::int64_t n, k;
+  double bytes_per_weight() const { return 0.5 + 4.0 / static_cast<double>(block); }
+  std::int64_t n, k, block;
   std::vector<std::vector<std::uint8_t>> codes;
   std::vector<float> absmax;
 };
@@ -38,14 +40,19 @@ kernels::Stream Plain(kernels::Stream stream) {
   return stream;
 }
 
-void AddDequantize(Bench& bench, std::int64_t n, std::int64_t k, DType dtype) {
-  const auto w = std::make_shared<Weight>(n, k, 1);
+// The name of a case, with blocks other than 64.
+std::string BlockCase(const std::string& op, DType dtype, std::int64_t block) {
+  return op + " " + Name(dtype) + (block == kernels::kNf4Block ? "" : " block " + std::to_string(block));
+}
+
+void AddDequantize(Bench& bench, std::int64_t n, std::int64_t k, DType dtype, std::int64_t block = kernels::kNf4Block) {
+  const auto w = std::make_shared<Weight>(n, k, 1, block);
   const auto out = std::make_shared<std::vector<std::uint8_t>>(static_cast<std::size_t>(n * k * SizeOf(dtype)));
   const auto run = [=](std::vector<std::uint8_t>* to, const kernels::Stream& stream) {
     return kernels::DequantizeNf4({w->view(0), kernels::MakeMatrix(to->data(), dtype, n, k)}, stream).ok();
   };
-  bench.Add({CaseName(std::string("dequantize_nf4 ") + Name(dtype), 0, n, k), Roof::kRead,
-             static_cast<double>(n * k) * (0.5625 + static_cast<double>(SizeOf(dtype))),
+  bench.Add({CaseName(BlockCase("dequantize_nf4", dtype, block), 0, n, k), Roof::kRead,
+             static_cast<double>(n * k) * (w->bytes_per_weight() + static_cast<double>(SizeOf(dtype))),
              [=, &bench] {
                std::vector<std::uint8_t> plain(out->size());
                return run(out.get(), bench.stream()) && run(&plain, Plain(bench.stream())) && plain == *out;
@@ -73,8 +80,8 @@ void AddQuantize(Bench& bench, std::int64_t n, std::int64_t k) {
 }
 
 struct MatmulProblem {
-  MatmulProblem(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t copies, DType dtype)
-      : w(n, k, copies),
+  MatmulProblem(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t copies, DType dtype, std::int64_t block)
+      : w(n, k, copies, block),
         x(support::ToBytes(support::NormalVector(2, m * k), dtype)),
         y(static_cast<std::size_t>(m * n)) {}
   Weight w;
@@ -82,10 +89,11 @@ struct MatmulProblem {
   std::vector<float> y;
 };
 
-void AddMatmul(Bench& bench, std::int64_t m, std::int64_t n, std::int64_t k, DType dtype) {
+void AddMatmul(Bench& bench, std::int64_t m, std::int64_t n, std::int64_t k, DType dtype,
+               std::int64_t block = kernels::kNf4Block) {
   const bool decode = m <= 4;
   const std::int64_t copies = decode ? std::max<std::int64_t>(1, kColdBytes * 2 / (n * k)) : 1;
-  const auto get = Lazily<MatmulProblem>(m, n, k, copies, dtype);
+  const auto get = Lazily<MatmulProblem>(m, n, k, copies, dtype, block);
   const auto run = [=](std::int64_t call, std::int64_t rows, const kernels::Stream& stream) {
     MatmulProblem& p = get();
     return kernels::MatmulNf4({kernels::MakeConstMatrix(p.x.data(), dtype, rows, k), p.w.view(call), nullptr,
@@ -94,8 +102,8 @@ void AddMatmul(Bench& bench, std::int64_t m, std::int64_t n, std::int64_t k, DTy
         .ok();
   };
   const double weights = static_cast<double>(n * k);
-  bench.Add({CaseName(std::string("matmul_nf4 ") + Name(dtype), m, n, k), decode ? Roof::kRead : Roof::kF32,
-             weights * (decode ? 0.5625 : 2.0 * static_cast<double>(m)),
+  bench.Add({CaseName(BlockCase("matmul_nf4", dtype, block), m, n, k), decode ? Roof::kRead : Roof::kF32,
+             weights * (decode ? 0.5 + 4.0 / static_cast<double>(block) : 2.0 * static_cast<double>(m)),
              [=, &bench] {  // BEST_EFFORT: close to the plain loops, not equal to them
                const std::int64_t rows = std::min<std::int64_t>(m, 5);  // the plain loops are slow
                if (!run(0, rows, bench.stream())) return false;
@@ -116,6 +124,10 @@ int main(int argc, char** argv) {
   nibble::bench::Bench bench(argc, argv);
   nibble::bench::AddQuantize(bench, 1536, 576);
   nibble::bench::AddQuantize(bench, 4096, 4096);
+  for (const std::int64_t block : {32, 256, 4096}) {
+    nibble::bench::AddDequantize(bench, 4096, 4096, DType::kBF16, block);
+    for (const std::int64_t m : {1, 256}) nibble::bench::AddMatmul(bench, m, 4096, 4096, DType::kBF16, block);
+  }
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
     nibble::bench::AddDequantize(bench, 1536, 576, dtype);
     nibble::bench::AddDequantize(bench, 4096, 4096, dtype);

@@ -14,6 +14,8 @@ pytestmark = pytest.mark.full
 torch = pytest.importorskip("torch", exc_type=ImportError)
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
 
+from safetensors.torch import load_file  # noqa: E402
+
 
 def gguf_path():
     text = (ROOT / "build/deps/paths.cmake").read_text()
@@ -59,6 +61,29 @@ def test_f32_agrees_with_transformers(server, text, reference):
     assert worst <= 1e-3
     # The most likely token at every position but the last, which a score does not cover.
     assert got["top_token_ids"][1:] == top[:-1]
+
+
+def test_weight_only_model_has_the_divergence_of_its_weights(server, text, reference):
+    """The served model, and transformers with the weights that its codes stand for, beside the f32 model."""
+    ids, f32, _ = reference
+    server.run("models", "convert", "f32", "--to", "int8", "--activations", "bf16", "--head", "bf16", "--name", "weight-only")
+    stored = load_file(server.state / "models/weight-only/model.safetensors")
+    model = transformers.AutoModelForCausalLM.from_pretrained(str(gguf_path().parent), gguf_file=gguf_path().name, dtype=torch.float32)
+    with torch.no_grad():
+        whole = torch.log_softmax(model(torch.tensor([ids])).logits[0].double(), -1)
+        for name, value in model.named_parameters():
+            codes = stored[name]
+            value.copy_(codes.float() * stored[name + "_scale"][:, None] if codes.dtype == torch.int8 else codes.float())
+        rounded = torch.log_softmax(model(torch.tensor([ids])).logits[0].double(), -1)
+    divergence = (whole.exp() * (whole - rounded)).sum(-1)
+    want = [rounded[i - 1, ids[i]].item() for i in range(1, len(ids))]
+    got = server.json("score", "weight-only", "--text", text)["logprobs"][1:]
+    worst = max(abs(a - b) for a, b in zip(got, want))
+    print(f"KL(f32 || weight-only) of {len(ids)} positions: mean {divergence.mean():.5f}, largest {divergence.max():.4f}; mean loss "
+          f"{-sum(f32) / len(f32):.4f} in f32, {-sum(got) / len(got):.4f} served; worst difference of a logprob to the same weights "
+          f"in transformers {worst:.4f}")
+    assert divergence.mean() <= 0.006
+    assert worst <= 0.05  # rows and KV cache are rounded to bf16
 
 
 MULTILINGUAL = ("The price was 1234567.89 € in 2026 — naïve café, Größe. Ελληνικά, русский текст, 日本語の文章, 한국어, العربية, हिन्दी.\n"

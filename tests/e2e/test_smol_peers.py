@@ -24,6 +24,7 @@ training = pytest.importorskip("torchao.prototype.quantized_training", exc_type=
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
+import test_bitnet_peer  # noqa: E402
 from test_peft import LINEARS, philox_uniform  # noqa: E402
 from test_real_model import gguf_path  # noqa: E402
 
@@ -81,22 +82,27 @@ def train(four, name, method, base="base", lr=1e-4, optimizer="adamw", seed=0, s
     return [event["loss"] for event in events if event.get("type") == "step"]
 
 
-def load(four, tensors=None):
-    model = transformers.AutoModelForCausalLM.from_pretrained(four.cut, dtype=torch.float32, attn_implementation="eager")
+def load(four, tensors=None, attention="eager"):
+    model = transformers.AutoModelForCausalLM.from_pretrained(four.cut, dtype=torch.float32, attn_implementation=attention)
     if tensors is not None:
         state = {name: torch.from_numpy(value.copy()) for name, value in tensors.items()}
         model.load_state_dict({**state, "lm_head.weight": state["model.embed_tokens.weight"]}, strict=True)
     return model
 
 
+def loss_of(model, ids):
+    loss = 0
+    for row in ids:
+        logits = model(torch.tensor([row])).logits[0, :-1]
+        loss = loss + torch.nn.functional.cross_entropy(logits.float(), torch.tensor(row[1:]), reduction="sum")
+    return loss / sum(len(row) - 1 for row in ids)
+
+
 def losses_of(model, optimizer, ids, steps=STEPS):
     seen = []
+    of_rows = getattr(model, "loss_of_rows", loss_of)
     for _ in range(steps):
-        loss = 0
-        for row in ids:
-            logits = model(torch.tensor([row])).logits[0, :-1]
-            loss = loss + torch.nn.functional.cross_entropy(logits.float(), torch.tensor(row[1:]), reduction="sum")
-        loss = loss / sum(len(row) - 1 for row in ids)
+        loss = of_rows(model, ids)
         optimizer.zero_grad()
         loss.backward()
         seen.append(loss.item())
@@ -155,10 +161,27 @@ def int8_mixed(four, lr):
     return train(four, "mixed", "int8_mixed", lr=lr, preset="torchao"), quantized, adamw
 
 
+def bitnet_qat(four, lr):
+    def with_bit_linears():
+        model = load(four, attention="rounded")
+        for layer in model.model.layers:
+            for block in (layer.self_attn, layer.mlp):
+                for name, linear in list(block.named_children()):
+                    if not isinstance(linear, torch.nn.Linear):
+                        continue
+                    made = test_bitnet_peer.BitLinear(linear, "identity", False, 16, None)
+                    made.load_state_dict(linear.state_dict())
+                    setattr(block, name, made)
+        model.loss_of_rows = test_bitnet_peer.loss_of
+        return model
+    return train(four, "bitnet", "bitnet_qat", lr=lr, preset="native", act_bits=16), with_bit_linears, adamw
+
+
 # Learning rate and bound. A code at a rounding tie of int8_mixed may differ by one.
 CASES = {"full": (full, 1e-4, BOUND), "lora": (lora, 1e-3, BOUND), "lora, use_rslora": (lambda *a: lora(*a, use_rslora=True), 1e-3, BOUND),
          "lora, use_dora": (lambda *a: lora(*a, use_dora=True), 1e-3, BOUND), "qlora": (qlora, 1e-3, BOUND),
-         "qlora, use_dora": (lambda *a: qlora(*a, use_dora=True), 1e-3, BOUND), "int8_mixed": (int8_mixed, 1e-4, BOUND)}
+         "qlora, use_dora": (lambda *a: qlora(*a, use_dora=True), 1e-3, BOUND), "int8_mixed": (int8_mixed, 1e-4, BOUND),
+         "bitnet_qat, 16-bit rows": (bitnet_qat, 1e-4, BOUND)}
 
 
 @pytest.mark.parametrize("case", CASES)
