@@ -114,8 +114,8 @@ def adamw(model, lr=1e-4):
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr, weight_decay=0.0, foreach=False)
 
 
-def worst(ours, theirs):
-    return max(abs(a - b) / b for a, b in zip(ours[:COMPARED], theirs[:COMPARED], strict=True))
+def worst(ours, theirs, steps=COMPARED):
+    return max(abs(a - b) / b for a, b in zip(ours[:steps], theirs[:steps], strict=True))
 
 
 def with_adapter(model, **options):
@@ -177,11 +177,13 @@ def bitnet_qat(four, lr):
     return train(four, "bitnet", "bitnet_qat", lr=lr, preset="native", act_bits=16), with_bit_linears, adamw
 
 
-# Learning rate and bound. A code at a rounding tie of int8_mixed may differ by one.
+# Learning rate and bound of the relative difference of twenty losses. None: three times the difference between two runs of
+# the package, one of them from weights with a relative noise of 1e-7. In int8_mixed, rows and gradients become codes; a
+# value near a rounding tie gets another code in another order of summation, and AdamW makes whole steps of it.
 CASES = {"full": (full, 1e-4, BOUND), "lora": (lora, 1e-3, BOUND), "lora, use_rslora": (lambda *a: lora(*a, use_rslora=True), 1e-3, BOUND),
          "lora, use_dora": (lambda *a: lora(*a, use_dora=True), 1e-3, BOUND), "qlora": (qlora, 1e-3, BOUND),
-         "qlora, use_dora": (lambda *a: qlora(*a, use_dora=True), 1e-3, BOUND), "int8_mixed": (int8_mixed, 1e-4, BOUND),
-         "bitnet_qat, 16-bit rows": (bitnet_qat, 1e-4, BOUND)}
+         "qlora, use_dora": (lambda *a: qlora(*a, use_dora=True), 1e-3, BOUND), "int8_mixed": (int8_mixed, 1e-4, None),
+         "bitnet_qat, 16-bit rows": (bitnet_qat, 2e-5, BOUND)}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -190,11 +192,18 @@ def test_losses_are_those_of_the_package(four, case):
     ours, model, optimizer = make(four, lr)
     theirs = model()
     theirs = losses_of(theirs, optimizer(theirs, lr), four.ids)
+    if bound is None:
+        noisy, draw = model(), torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in noisy.parameters():
+                parameter.mul_(1 + 1e-7 * torch.randn(parameter.shape, generator=draw))
+        bound = 3 * worst(losses_of(noisy, optimizer(noisy, lr), four.ids, COMPARED), theirs)
+        print(f"{case}: three times the package's own difference: {bound:.1e}")
     wrong = model()
     wrong = losses_of(wrong, optimizer(wrong, 1.05 * lr), four.ids, COMPARED)
     every = max(abs(a - b) / b for a, b in zip(ours, theirs))
-    print(f"{case}: losses {theirs[0]:.4f} to {theirs[-1]:.4f}; worst relative difference of {COMPARED} {worst(ours, theirs):.1e}, of "
-          f"{STEPS} {every:.1e}; with a learning rate 5 % higher {worst(ours, wrong):.1e}")
+    print(f"{case}: losses {theirs[0]:.4f} to {theirs[-1]:.4f}; worst relative difference of 3 {worst(ours, theirs, 3):.1e}, of "
+          f"{COMPARED} {worst(ours, theirs):.1e}, of {STEPS} {every:.1e}; with a learning rate 5 % higher {worst(ours, wrong):.1e}")
     assert theirs[-1] <= 0.9 * theirs[0]
     assert worst(ours, theirs) <= bound < worst(ours, wrong)
 
