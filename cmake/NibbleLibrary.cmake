@@ -28,6 +28,15 @@ function(nibble_unity target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${NIBBLE_UNITY} UNITY_BUILD_BATCH_SIZE 4)
 endfunction()
 
+# nibble_program_pch(TARGET SET): a program takes a set of precompiled headers. gcc accepts one only with the option with
+# which it was compiled: -fPIE for the sets of tests, which is the default of programs, -fPIC for those of libraries.
+function(nibble_program_pch target set)
+  target_precompile_headers(${target} REUSE_FROM nibble_pch_${set})
+  if(NOT set MATCHES "tests$")
+    target_compile_options(${target} PRIVATE -fPIC)
+  endif()
+endfunction()
+
 # nibble_library(NAME jobs HDRS a.h SRCS a.cc DEPS nibble::base [PRIVATE_DEPS ...] [PCH grpc] [COLD]): target
 # nibble_jobs, alias nibble::jobs. Without SRCS, the library has only headers. Headers are included relative to the
 # project root. DEPS are public because headers use their types; only .cc files use PRIVATE_DEPS. PCH names a set of
@@ -69,9 +78,7 @@ function(nibble_binary)
   add_executable(${ARG_NAME} ${ARG_SRCS})
   target_link_libraries(${ARG_NAME} PRIVATE nibble_flags ${ARG_DEPS})
   if(ARG_PCH)
-    target_precompile_headers(${ARG_NAME} REUSE_FROM nibble_pch_${ARG_PCH})
-    # gcc accepts a precompiled header only with the option with which it was compiled, for libraries -fPIC.
-    target_compile_options(${ARG_NAME} PRIVATE -fPIC)
+    nibble_program_pch(${ARG_NAME} ${ARG_PCH})
   endif()
 endfunction()
 
@@ -96,10 +103,7 @@ function(nibble_test)
   endif()
   add_executable(${ARG_NAME} ${ARG_SRCS})
   target_link_libraries(${ARG_NAME} PRIVATE nibble_flags ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
-  target_precompile_headers(${ARG_NAME} REUSE_FROM nibble_pch_${ARG_PCH})
-  if(NOT ARG_PCH MATCHES "tests$")
-    target_compile_options(${ARG_NAME} PRIVATE -fPIC)  # as in nibble_binary
-  endif()
+  nibble_program_pch(${ARG_NAME} ${ARG_PCH})
   nibble_unity(${ARG_NAME})
   target_compile_options(${ARG_NAME} PRIVATE ${NIBBLE_COLD_OPTIONS})
   target_compile_definitions(${ARG_NAME} PRIVATE NIBBLE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" ${ARG_DEFINITIONS})

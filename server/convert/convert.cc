@@ -385,9 +385,8 @@ absl::Status CheckOptions(const ConvertOptions& options) {
     return base::FieldError("act_outliers", StrCat(outliers, ", wanted 0 with bf16 activations"));
   }
   for (const std::int64_t block : {options.nf4.block, options.nf4.scaler_block}) {
-    if (kernels::IsNf4Block(block)) continue;
-    return base::FieldError("nf4", StrCat("has a block of ", block, ", wanted a power of two from ",
-                                          kernels::kNf4SmallestBlock, " to ", kernels::kNf4LargestBlock));
+    const std::string problem = model::BlockProblem(block);
+    if (!problem.empty()) return base::FieldError("nf4", StrCat("has a block that ", problem));
   }
   if (options.kv_dtype.has_value() && options.kv_dtype != DType::kF32 && options.kv_dtype != DType::kBF16) {
     return base::FieldError("kv_dtype", StrCat(kernels::Name(*options.kv_dtype), ", wanted f32 or bf16"));

@@ -32,9 +32,7 @@ std::string Text(const Json& value) { return value.is_null() ? "not set" : base:
 
 // An option of the nf4 base that is not set means the same as its default.
 JobSpec WithNf4Defaults(JobSpec spec) {
-  const model::Nf4Options options = Nf4OptionsOf(spec.qlora);
-  spec.qlora.nf4_block = options.block;
-  spec.qlora.scaler_block = options.scaler_block;
+  spec.qlora = WithNf4Options(spec.qlora, Nf4OptionsOf(spec.qlora));
   return spec;
 }
 

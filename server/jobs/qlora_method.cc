@@ -10,9 +10,8 @@ namespace nibble::jobs {
 namespace {
 
 void CheckBlock(const char* field, const std::optional<std::int64_t>& block, SpecChecker& check) {
-  if (!block.has_value() || kernels::IsNf4Block(*block)) return;
-  check.Add(field, base::StrCat("is ", *block, ", wanted a power of two from ", kernels::kNf4SmallestBlock, " to ",
-                                kernels::kNf4LargestBlock));
+  std::string problem = block.has_value() ? model::BlockProblem(*block) : "";
+  if (!problem.empty()) check.Add(field, std::move(problem));
 }
 
 class QLoraSpec : public Method {
@@ -56,10 +55,10 @@ model::Nf4Options Nf4OptionsOf(const QLoraMethod& qlora) {
   return options;
 }
 
-QLoraMethod OnNf4Base(QLoraMethod qlora, const model::Nf4Options& base) {
-  qlora.nf4_block = base.block;
-  qlora.double_quant = base.double_quant;
-  qlora.scaler_block = base.scaler_block;
+QLoraMethod WithNf4Options(QLoraMethod qlora, const model::Nf4Options& options) {
+  qlora.nf4_block = options.block;
+  qlora.double_quant = options.double_quant;
+  qlora.scaler_block = options.scaler_block;
   return qlora;
 }
 

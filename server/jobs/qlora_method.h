@@ -9,8 +9,8 @@ namespace nibble::jobs {
 // How the job quantizes a base in f32 or bf16.
 model::Nf4Options Nf4OptionsOf(const QLoraMethod& qlora);
 
-// The same with the options of the nf4 base on which the job runs.
-QLoraMethod OnNf4Base(QLoraMethod qlora, const model::Nf4Options& base);
+// The same method with these options, all of them set.
+QLoraMethod WithNf4Options(QLoraMethod qlora, const model::Nf4Options& options);
 
 // Checks the options against a base that is nf4 already, which keeps its own. Options that are not set fit every base.
 // Errors: InvalidArgument (FIELD_VIOLATION).

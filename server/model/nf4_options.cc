@@ -15,12 +15,18 @@ constexpr char kScalerBlock[] = "scaler_block";
 
 absl::StatusOr<std::int64_t> GetBlock(const base::Json& json, const char* key, const char* file) {
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t block, base::GetInt(json, key, file));
-  if (kernels::IsNf4Block(block)) return block;
-  return absl::InvalidArgumentError(StrCat(file, ": \"", key, "\" is ", block, ", wanted a power of two from ",
-                                           kernels::kNf4SmallestBlock, " to ", kernels::kNf4LargestBlock));
+  const std::string problem = BlockProblem(block);
+  if (!problem.empty()) return absl::InvalidArgumentError(StrCat(file, ": \"", key, "\" ", problem));
+  return block;
 }
 
 }  // namespace
+
+std::string BlockProblem(std::int64_t block) {
+  if (kernels::IsNf4Block(block)) return "";
+  return StrCat("is ", block, ", wanted a power of two from ", kernels::kNf4SmallestBlock, " to ",
+                kernels::kNf4LargestBlock);
+}
 
 std::string Describe(const Nf4Options& options) {
   return StrCat("blocks of ", options.block, ", scales in ",

@@ -57,10 +57,10 @@ std::string Patterns(const std::vector<std::pair<model::ModulePattern, Value>>& 
   return SortedList(std::move(texts));
 }
 
-// The digest of the weights on which adapters of the job are trained; "" if it is unknown before the job runs.
-absl::StatusOr<std::string> TrainedOn(const store::StateDirectory& state, const jobs::JobSpec& spec) {
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state.models->Get(spec.base_model));
-  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(base_model.info));
+// The digest of the weights on which adapters of the job are trained. info: of base_model. "" if it is unknown before
+// the job runs.
+absl::StatusOr<std::string> TrainedOn(const store::StateDirectory& state, const jobs::JobSpec& spec,
+                                      const store::StoredModel& base_model, const model::ArtifactInfo& info) {
   if (spec.method != jobs::kMethodQLora || info.format == model::Format::kNf4) return info.weights_digest;
   const store::BaseCache cache(state.files, state.paths.bases(), {});
   const std::string nf4 =
@@ -73,11 +73,9 @@ absl::StatusOr<std::string> TrainedOn(const store::StateDirectory& state, const 
 }
 
 // A base in f32 or bf16 would become another nf4 base than the adapter's.
-absl::Status CheckNf4Form(const store::StateDirectory& state, const jobs::JobSpec& spec,
+absl::Status CheckNf4Form(const jobs::JobSpec& spec, const model::ArtifactInfo& base,
                           const model::ArtifactInfo& adapter) {
   if (spec.method != jobs::kMethodQLora || adapter.weight_format() != model::Format::kNf4) return absl::OkStatus();
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state.models->Get(spec.base_model));
-  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo base, model::ParseArtifactInfo(base_model.info));
   const model::Nf4Options options = jobs::Nf4OptionsOf(spec.qlora);
   if (base.format == model::Format::kNf4 || options == adapter.nf4) return absl::OkStatus();
   const char* field = options.block != adapter.nf4.block                 ? "qlora.nf4_block"
@@ -128,8 +126,10 @@ absl::Status CheckAdapterStart(const store::StateDirectory& state, const jobs::J
   NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(text));
   NIBBLE_ASSIGN_OR_RETURN(const model::AdapterConfig adapter, model::ParsePeftConfig(json));
   NIBBLE_RETURN_IF_ERROR(CheckAdapterFits(spec, adapter));
-  NIBBLE_RETURN_IF_ERROR(CheckNf4Form(state, spec, info));
-  NIBBLE_ASSIGN_OR_RETURN(const std::string got, TrainedOn(state, spec));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state.models->Get(spec.base_model));
+  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo base, model::ParseArtifactInfo(base_model.info));
+  NIBBLE_RETURN_IF_ERROR(CheckNf4Form(spec, base, info));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string got, TrainedOn(state, spec, base_model, base));
   if (got.empty() || got == info.base_digest) return absl::OkStatus();
   return base::WithReason(absl::FailedPreconditionError(
                               StrCat("base_model: method ", spec.method, " trains on weights ", got, " of \"",

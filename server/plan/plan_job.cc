@@ -125,7 +125,7 @@ absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inpu
   const std::string& format = inputs.base_format;
   const std::int64_t base_bytes = format == "bf16" ? 2 : format == "f32" ? 4 : format == "int8" ? 1 : 0;
   jobs::JobSpec on_base = spec;
-  if (format == "nf4") on_base.qlora = jobs::OnNf4Base(spec.qlora, inputs.base_nf4);
+  if (format == "nf4") on_base.qlora = jobs::WithNf4Options(spec.qlora, inputs.base_nf4);
   plan.memory =
       PlanMemory(on_base, config, base_bytes,
                  {.tokens = MostTokens(spec, data.train),

@@ -28,9 +28,8 @@ absl::Status CheckBounds(const ConversionTolerance& tolerance) {
 }
 
 absl::Status CheckBlock(const char* field, const std::optional<std::int64_t>& block) {
-  if (!block.has_value() || kernels::IsNf4Block(*block)) return absl::OkStatus();
-  return FieldError(field, StrCat("is ", *block, ", wanted a power of two from ", kernels::kNf4SmallestBlock, " to ",
-                                  kernels::kNf4LargestBlock));
+  const std::string problem = block.has_value() ? model::BlockProblem(*block) : "";
+  return problem.empty() ? absl::OkStatus() : FieldError(field, problem);
 }
 
 }  // namespace

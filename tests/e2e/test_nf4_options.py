@@ -25,11 +25,16 @@ def server(tmp_path_factory, model_directory, text_file):
     running.stop()
 
 
-def create(server, path, name, base, options, *more, check=True):
+def create(server, path, name, base, options, *more, steps=STEPS, check=True):
     path = path / f"{name}.json"
     path.write_text(json.dumps({"qlora": {"r": 4, **options}}))
-    return server.run("jobs", "create", "--spec", path, "--base", base, "--dataset", "text", "--output", name, "--max-steps", STEPS,
+    return server.run("jobs", "create", "--spec", path, "--base", base, "--dataset", "text", "--output", name, "--max-steps", steps,
                       *more, check=check)
+
+
+def last_checkpoint(server, output):
+    [job] = [job for job in server.json("jobs", "list")["jobs"] if job["spec"]["publish"]["output_model"] == output]
+    return f"{job['id']}/{STEPS}"
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -52,8 +57,7 @@ def test_options_go_from_the_job_to_the_next_import(server, tmp_path, name):
     assert model["nf4_block"] == in_spec["nf4_block"]
     server.run("models", "convert", name, "--to", "int8", "--name", f"{name}-int8")
     assert server.json("models", "verify", f"{name}-int8")["equal"] is True
-    [job] = [job for job in server.json("jobs", "list")["jobs"] if job["spec"]["publish"]["output_model"] == name]
-    server.run("jobs", "publish", f"{job['id']}/{STEPS}", "--name", f"{name}-checkpoint")
+    server.run("jobs", "publish", last_checkpoint(server, name), "--name", f"{name}-checkpoint")
     server.run("models", "export", name, "--format", "peft", "--out", tmp_path / "peft")
     server.run("models", "import", tmp_path / "peft", "--name", f"{name}-again", "--base", "float")
     for copy in ("checkpoint", "again"):
@@ -78,14 +82,9 @@ def test_a_base_in_nf4_keeps_its_options(server, tmp_path):
 
 def test_the_default_may_be_written_out_when_a_job_is_continued(server, tmp_path):
     create(server, tmp_path, "unset", "float", {}, "--watch")
-    [job] = [job for job in server.json("jobs", "list")["jobs"] if job["spec"]["publish"]["output_model"] == "unset"]
-    path = tmp_path / "longer.json"
-    path.write_text(json.dumps({"qlora": {"r": 4, "nf4_block": 64, "scaler_block": 256}}))
-    server.run("jobs", "create", "--spec", path, "--base", "float", "--dataset", "text", "--output", "longer", "--max-steps",
-               2 * STEPS, "--resume-from", f"{job['id']}/{STEPS}", "--watch")
-    path.write_text(json.dumps({"qlora": {"r": 4, "nf4_block": 32}}))
-    refused = server.run("jobs", "create", "--spec", path, "--base", "float", "--dataset", "text", "--output", "other", "--max-steps",
-                         2 * STEPS, "--resume-from", f"{job['id']}/{STEPS}", check=False)
+    more = ("--resume-from", last_checkpoint(server, "unset"))
+    create(server, tmp_path, "longer", "float", {"nf4_block": 64, "scaler_block": 256}, *more, "--watch", steps=2 * STEPS)
+    refused = create(server, tmp_path, "other", "float", {"nf4_block": 32}, *more, steps=2 * STEPS, check=False)
     assert refused.returncode != 0 and "qlora.nf4_block" in refused.stderr, refused.stderr
 
 

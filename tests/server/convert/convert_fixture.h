@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "server/base/json.h"
+#include "server/base/sha256.h"
 #include "server/convert/convert.h"
 #include "server/model/artifact.h"
 #include "server/model/import.h"
@@ -32,6 +34,16 @@ inline void AddAdapter(const model::Artifact& lora, const std::string& path, std
     }
     weight[at] += delta * adapter->scaling;
   }
+}
+
+// The error of reading a nibble.json that was edited, with the right checksum.
+template <typename Edit>
+std::string ErrorOfEdited(const model::ArtifactInfo& info, const Edit& edit) {
+  base::Json json = model::ToJson(info);
+  edit(json);
+  json.erase("checksum");
+  json["checksum"] = base::Sha256Hex(base::Dump(json));
+  return std::string(model::ParseArtifactInfo(json).status().message());
 }
 
 class ConvertTest : public ::testing::Test {

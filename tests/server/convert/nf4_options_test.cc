@@ -7,8 +7,6 @@
 #include <vector>
 
 #include "kernels/formats/nf4.h"
-#include "server/base/json.h"
-#include "server/base/sha256.h"
 #include "server/convert/adapter_model.h"
 #include "server/convert/convert.h"
 #include "server/convert/export.h"
@@ -165,13 +163,7 @@ TEST(Nf4OptionsInfoTest, OnlyModelsWithOtherOptionsHaveVersionFour) {
     EXPECT_EQ(model::ToJson(info)["version"], 4);
     EXPECT_EQ(model::ParseArtifactInfo(model::ToJson(info))->nf4, options);
   }
-  const auto refused = [&](const auto& edit) {
-    base::Json json = model::ToJson(info);
-    edit(json);
-    json.erase("checksum");
-    json["checksum"] = base::Sha256Hex(base::Dump(json));
-    return std::string(model::ParseArtifactInfo(json).status().message());
-  };
+  const auto refused = [&](const auto& edit) { return ErrorOfEdited(info, edit); };
   EXPECT_THAT(refused([](auto& json) { json["nf4"]["block"] = 48; }), HasSubstr("\"block\" is 48"));
   EXPECT_THAT(refused([](auto& json) { json["nf4"].erase("double_quant"); }), HasSubstr("double_quant"));
   EXPECT_THAT(refused([](auto& json) { json.erase("nf4"); }), HasSubstr("no \"nf4\""));

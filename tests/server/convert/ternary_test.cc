@@ -10,12 +10,12 @@
 
 #include "kernels/formats/ternary.h"
 #include "server/base/error.h"
-#include "server/base/sha256.h"
 #include "server/base/strings.h"
 #include "server/convert/checkpoint_model.h"
 #include "server/convert/convert.h"
 #include "server/convert/export.h"
 #include "server/model/tensor_table.h"
+#include "tests/server/convert/convert_fixture.h"
 #include "tests/server/convert/ternary_fixture.h"
 #include "tests/support/isas.h"
 #include "tests/support/random.h"
@@ -251,13 +251,7 @@ TEST(BitNetInfoTest, OnlyModelsWithOptionsHaveVersionThree) {
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->bitnet->scaling, info.bitnet->scaling);
   EXPECT_EQ(again->bitnet->float_linears, info.bitnet->float_linears);
-  const auto refused = [&](const auto& edit) {
-    base::Json json = model::ToJson(info);
-    edit(json);
-    json.erase("checksum");
-    json["checksum"] = base::Sha256Hex(base::Dump(json));
-    return std::string(model::ParseArtifactInfo(json).status().message());
-  };
+  const auto refused = [&](const auto& edit) { return ErrorOfEdited(info, edit); };
   EXPECT_THAT(refused([](auto& json) { json["version"] = 1; }), HasSubstr("version 1 with"));
   EXPECT_THAT(refused([](auto& json) { json["bitnet"]["scales"] = "other"; }), HasSubstr("\"scales\" is \"other\""));
   EXPECT_THAT(refused([](auto& json) { json["bitnet"]["float_linears"] = {"lm_head"}; }), HasSubstr("\"lm_head\""));
