@@ -77,6 +77,7 @@ inline constexpr const char* kKnownKernels[] = {"attention",
 inline constexpr const char* kFailureReasons[] = {
     "NAN_LOSS",    "DISK_FULL",      "OUT_OF_DEVICE_MEMORY", "OUT_OF_MEMORY",  "TRAINER_SIGNAL", "TRAINER_EXIT",
     "NO_PROGRESS", "DATASET_FORMAT", "NO_TRAINABLE_TOKENS",  "TEMPLATE_ERROR", "OTHER"};
+inline constexpr const char* kJobResults[] = {"SUCCEEDED", "FAILED", "CANCELLED"};
 inline constexpr const char* kPhases[] = {"train", "serve", "convert"};
 
 // Makes a valid label value. Prometheus refuses the whole scrape for one value that is not UTF-8 or contains a NUL (its
@@ -192,6 +193,13 @@ struct Metrics::Families {
   NIBBLE_FAMILY(Gauge, process_open, Level, "process_open_fds", "Open file descriptors");
   NIBBLE_FAMILY(Gauge, process_max, Level, "process_max_fds", "Limit of open file descriptors");
 #undef NIBBLE_FAMILY
+
+  // Adds the histograms of a method's jobs with 0, before the first job of the method since the start can end or take a
+  // step. A method without jobs has none: histograms are most of a scrape's series.
+  void AddJobHistograms(const std::string& method) {
+    step_seconds.Add({{"method", method}}, RequestBuckets());
+    for (const char* result : kJobResults) job_seconds.Add({{"method", method}, {"result", result}}, JobBuckets());
+  }
 
   // A series of the model: `labels` and the model's name, or "other" beyond kMaxModelLabels.
   template <typename Metric, typename... Boundaries>

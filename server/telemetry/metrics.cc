@@ -48,14 +48,10 @@ Metrics::Metrics(const BuildInfo& build, const KnownLabels& known) : families_(s
     f.train_tokens.Add(of_method);
     f.jobs_created.Add(of_method);
     f.job_steps.Add(of_method);
-    f.step_seconds.Add(of_method, RequestBuckets());
     f.job_attempts.Add({{"method", method}, {"reason", "start"}});
     for (const std::string& state : known.job_states) f.jobs.Add({{"method", method}, {"state", state}});
     for (const char* reason : kFailureReasons) f.job_failures.Add({{"method", method}, {"reason", reason}});
-    for (const char* result : {"SUCCEEDED", "FAILED", "CANCELLED"}) {
-      f.jobs_finished.Add({{"method", method}, {"result", result}});
-      f.job_seconds.Add({{"method", method}, {"result", result}}, JobBuckets());
-    }
+    for (const char* result : kJobResults) f.jobs_finished.Add({{"method", method}, {"result", result}});
   }
   f.queue_wait.Add({}, JobBuckets());
   f.checkpoint_seconds.Add({}, RequestBuckets());
@@ -242,6 +238,7 @@ void Metrics::SetJobs(std::string_view method, std::string_view state, std::int6
 }
 
 void Metrics::JobCreated(std::string_view method) {
+  families_->AddJobHistograms(Text(method));
   families_->jobs_created.Add({{"method", Text(method)}}).Increment();
 }
 
@@ -252,6 +249,7 @@ void Metrics::JobFinished(std::string_view method, std::string_view result, doub
 }
 
 void Metrics::JobAttempt(std::string_view method, std::string_view reason) {
+  families_->AddJobHistograms(Text(method));
   families_->job_attempts.Add({{"method", Text(method)}, {"reason", Text(reason)}}).Increment();
 }
 

@@ -19,7 +19,8 @@ struct BuildInfo {
   std::string code = {};  // digest of the sources; "" if unknown
 };
 
-// Label values that are known in advance: their series exist with 0 from the start.
+// Label values that are known in advance: their counters and gauges exist with 0 from the start. The histograms of a
+// method appear with its first job.
 struct KnownLabels {
   std::vector<std::string> devices = {"cpu"};
   std::vector<std::string> job_methods = {"qlora"};

@@ -56,6 +56,26 @@ TEST(MetricsTest, KnownSeriesExistWithZeroBeforeAnythingHappens) {
   EXPECT_GT(samples.at("process_resident_memory_bytes"), 1e6);
 }
 
+// A rate needs two values: the first job's duration would be lost if its series began with it.
+TEST(MetricsTest, HistogramsOfAMethodBeginAtZeroWithItsFirstJob) {
+  const std::string durations = "nibble_job_duration_seconds_count{method=\"full\",result=\"FAILED\"}";
+  const std::string steps = "nibble_train_step_duration_seconds_count{method=\"full\"}";
+  const KnownLabels known{.job_methods = {"full", "lora"}, .job_states = {}};
+  Metrics metrics({}, known);
+  EXPECT_THAT(metrics.Scrape(), ::testing::Not(HasSubstr("nibble_job_duration_seconds_count")));
+  metrics.JobCreated("full");
+  const auto samples = Samples(metrics.Scrape());
+  for (const std::string& name : {durations, steps}) {
+    ASSERT_TRUE(samples.contains(name)) << name;
+    EXPECT_EQ(samples.at(name), 0) << name;
+  }
+  EXPECT_THAT(metrics.Scrape(), ::testing::Not(HasSubstr("_duration_seconds_count{method=\"lora\"")));
+
+  Metrics restarted({}, known);
+  restarted.JobAttempt("full", "start");  // of a job that an earlier process created
+  EXPECT_TRUE(Samples(restarted.Scrape()).contains(durations));
+}
+
 TEST(MetricsTest, KernelLaunchesFollowTheCounterAndNeverFall) {
   Metrics metrics({}, {});
   const std::string name = "nibble_kernel_launches_total{device=\"cpu\",kernel=\"matmul_int8\",phase=\"serve\"}";
