@@ -62,6 +62,10 @@ absl::Status CheckFree(Session& session, const std::string& name) {
 struct ImportOptions {
   std::string path, name;
   std::optional<std::string> dtype, base, resume, source_name;
+  bool random = false;
+  std::optional<std::int64_t> seed;
+  std::optional<std::string> tokenizer_dataset;
+  std::vector<std::string> special_tokens;
 };
 
 // Where other programs find the files: the hub repository if the path is in huggingface_hub's cache, which has
@@ -102,6 +106,32 @@ absl::Status CheckBase(Session& session, const std::vector<client::FileToSend>& 
   return session.client().Call(&ModelService::Stub::GetModel, request).status();
 }
 
+// The options of a model with random weights, checked before the upload; nothing without --random.
+absl::StatusOr<std::optional<v1::RandomInit>> RandomInitOf(Session& session, const ImportOptions& options) {
+  if (!options.random) {
+    for (const auto& [option, is_set] : {std::pair{"seed", options.seed.has_value()},
+                                         {"tokenizer-dataset", options.tokenizer_dataset.has_value()},
+                                         {"special-token", !options.special_tokens.empty()}}) {
+      if (is_set) return base::FieldError(option, "is only for models with random weights: add --random");
+    }
+    return std::nullopt;
+  }
+  v1::RandomInit init;
+  if (options.seed.has_value()) init.set_seed(*options.seed);
+  if (options.tokenizer_dataset.has_value()) {
+    NIBBLE_RETURN_IF_ERROR(CheckText("tokenizer-dataset", *options.tokenizer_dataset));
+    v1::GetDatasetRequest request;
+    request.set_name(*options.tokenizer_dataset);
+    NIBBLE_RETURN_IF_ERROR(session.client().Call(&v1::DatasetService::Stub::GetDataset, request).status());
+    init.set_tokenizer_dataset(*options.tokenizer_dataset);
+  }
+  for (const std::string& token : options.special_tokens) {
+    NIBBLE_RETURN_IF_ERROR(CheckText("special-token", token));
+    init.add_special_tokens(token);
+  }
+  return init;
+}
+
 absl::Status Import(Session& session, const ImportOptions& options) {
   const std::string& path = options.path;
   const std::string& name = options.name;
@@ -111,6 +141,7 @@ absl::Status Import(Session& session, const ImportOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(const auto files, client::FilesToImport(path));
   NIBBLE_RETURN_IF_ERROR(CheckFree(session, name));
   NIBBLE_RETURN_IF_ERROR(CheckBase(session, files, options));
+  NIBBLE_ASSIGN_OR_RETURN(const std::optional<v1::RandomInit> random, RandomInitOf(session, options));
   for (const auto& file : files) NIBBLE_RETURN_IF_ERROR(CheckText("path", file.name));
   Progress progress(session.terminal);
   // A path with a trailing slash has an empty file name.
@@ -129,6 +160,8 @@ absl::Status Import(Session& session, const ImportOptions& options) {
     request.set_dtype(*options.dtype == "f32" ? v1::MODEL_FORMAT_F32 : v1::MODEL_FORMAT_BF16);
   if (options.base.has_value()) {
     request.set_base_model(*options.base);
+  } else if (random.has_value()) {
+    *request.mutable_random_init() = *random;
   } else if (const std::string source_name = options.source_name.value_or(SourceNameOf(path));
              base::IsValidUtf8(source_name)) {
     request.set_source_name(source_name);
@@ -347,6 +380,14 @@ void AddImport(CLI::App& models, Session& session) {
   sub->add_option("--source-name", o->source_name,
                   "Hub repository or path by which PEFT exports of adapters name this base (default: the repository "
                   "if PATH is in the hub's cache, else the absolute PATH)");
+  sub->add_flag("--random", o->random,
+                "For pre-training: the directory has config.json and a tokenizer, but no weights, which are drawn");
+  sub->add_option("--seed", o->seed, "--random: seed of the weights (default 0)");
+  sub->add_option("--tokenizer-dataset", o->tokenizer_dataset,
+                  "--random: dataset that a new tokenizer of up to config.json's vocab_size tokens is trained on "
+                  "(default: the directory has tokenizer.json)");
+  sub->add_option("--special-token", o->special_tokens,
+                  "--tokenizer-dataset: a special token, repeatable; the first ends a text (default <|endoftext|>)");
   sub->add_option("--resume", o->resume, "Id of an interrupted upload to continue (see: nibble uploads list)");
   sub->callback([&session, o] { session.command = [&session, o] { return Import(session, *o); }; });
 }

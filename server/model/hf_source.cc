@@ -6,10 +6,10 @@
 #include "server/base/json.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
-#include "server/model/artifact_writer.h"
 #include "server/model/family.h"
 #include "server/model/file_names.h"
 #include "server/model/float_convert.h"
+#include "server/model/hf_directory.h"
 #include "server/model/safetensors.h"
 #include "server/model/weight_source.h"
 
@@ -19,15 +19,6 @@ namespace {
 using base::StrCat;
 using kernels::DType;
 
-absl::StatusOr<base::Json> ReadJson(base::FileSystem& files, const std::string& directory, const char* name) {
-  const std::string path = base::JoinPath(directory, name);
-  if (!files.Exists(path)) return absl::NotFoundError(StrCat(name, " is missing"));
-  NIBBLE_ASSIGN_OR_RETURN(const std::string text, files.Read(path, kMaxConfigJsonBytes));
-  auto json = base::ParseJson(text);
-  if (!json.ok()) return absl::InvalidArgumentError(StrCat(name, ": ", base::ToStd(json.status().message())));
-  return json;
-}
-
 // Old checkpoints store these buffers; RopeInverseFrequencies computes them.
 bool IsRotaryTable(const std::string& name) { return name.ends_with(".rotary_emb.inv_freq"); }
 
@@ -36,13 +27,7 @@ class HfSource : public WeightSource {
   HfSource() : WeightSource("huggingface") {}
 
   absl::Status Open(base::FileSystem& files, const std::string& directory) {
-    NIBBLE_ASSIGN_OR_RETURN(base::Json json, ReadJson(files, directory, kConfigFile));
-    if (files.Exists(base::JoinPath(directory, kGenerationConfigFile))) {
-      // generation_config.json lists the end tokens; config.json often has only one of several.
-      NIBBLE_ASSIGN_OR_RETURN(const base::Json generation, ReadJson(files, directory, kGenerationConfigFile));
-      const auto eos = generation.is_object() ? generation.find("eos_token_id") : generation.end();
-      if (eos != generation.end() && !eos->is_null() && json.is_object()) json["eos_token_id"] = *eos;
-    }
+    NIBBLE_ASSIGN_OR_RETURN(base::Json json, ReadHfConfigJson(files, directory));
     NIBBLE_RETURN_IF_ERROR(ReadConfig(std::move(json)));
     if (!files.Exists(base::JoinPath(directory, kTokenizerFile))) {
       return base::WithReason(
@@ -51,11 +36,7 @@ class HfSource : public WeightSource {
                                   : "tokenizer.json is missing"),
           "NO_TOKENIZER");
     }
-    for (const char* name : kCompanionFiles) {
-      const std::string path = base::JoinPath(directory, name);
-      if (!files.Exists(path)) continue;
-      NIBBLE_ASSIGN_OR_RETURN(files_[name], files.Read(path, kMaxCompanionBytes));
-    }
+    NIBBLE_ASSIGN_OR_RETURN(files_, ReadCompanions(files, directory));
     NIBBLE_ASSIGN_OR_RETURN(stored_, OpenSafetensorsModel(files, directory));
     if (FindFamily(config_.architecture)->fused) NIBBLE_RETURN_IF_ERROR(TakeApart());
     return CheckTensors();

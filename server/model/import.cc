@@ -111,13 +111,14 @@ std::int64_t HeldBytes(const WeightSource& source, const std::vector<TensorSpec>
 }  // namespace
 
 absl::StatusOr<ImportReport> ImportModel(base::FileSystem& files, const std::string& source, const std::string& target,
-                                         DType dtype, std::uint64_t max_tokenizer_bytes,
-                                         const std::function<absl::Status(std::int64_t bytes)>& admit) {
+                                         DType dtype, const ImportOptions& options) {
   if (dtype != DType::kF32 && dtype != DType::kBF16) {
     return base::FieldError("dtype", StrCat(kernels::Name(dtype), ", wanted f32 or bf16"));
   }
-  NIBBLE_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> weights, OpenSource(files, source));
-  NIBBLE_RETURN_IF_ERROR(CheckTokenizer(*weights, max_tokenizer_bytes));
+  NIBBLE_ASSIGN_OR_RETURN(
+      const std::unique_ptr<WeightSource> weights,
+      options.random.has_value() ? MakeRandomModel(files, source, *options.random) : OpenSource(files, source));
+  NIBBLE_RETURN_IF_ERROR(CheckTokenizer(*weights, options.max_tokenizer_bytes));
   ImportReport report;
   report.config = weights->config();
   report.ignored_tensors = weights->ignored_tensors();
@@ -135,7 +136,7 @@ absl::StatusOr<ImportReport> ImportModel(base::FileSystem& files, const std::str
     plan.push_back({tensor.name, types[tensor.name], tensor.shape});
   }
   std::vector<TensorSpec> specs = RequiredTensors(report.config);
-  if (admit) NIBBLE_RETURN_IF_ERROR(admit(HeldBytes(*weights, specs, info, types)));
+  if (options.admit) NIBBLE_RETURN_IF_ERROR(options.admit(HeldBytes(*weights, specs, info, types)));
   NIBBLE_ASSIGN_OR_RETURN(const auto writer, ArtifactWriter::Create(files, target, std::move(plan)));
   SortForWriter(writer->tensors(), specs);
   for (const TensorSpec& spec : specs) {

@@ -15,6 +15,8 @@
 
 namespace nibble::model {
 
+struct RandomInit;
+
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
@@ -22,7 +24,7 @@ class WeightSource {
   const ModelConfig& config() const { return config_; }
   const std::map<std::string, std::string>& files() const { return files_; }  // companions: name -> content
   const std::vector<std::string>& ignored_tensors() const { return ignored_tensors_; }
-  const char* kind() const { return kind_; }  // "huggingface", "gguf"
+  const char* kind() const { return kind_; }  // "huggingface", "gguf", "random"
 
   // is_bitnet: the linears are codes (is_ternary), or the float masters that codes are made from.
   bool is_ternary() const { return is_ternary_; }
@@ -54,5 +56,8 @@ class WeightSource {
 // Both check that every required tensor is present with its shape, and refuse unknown tensors.
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenHfDirectory(base::FileSystem& files, const std::string& directory);
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenGgufModel(const std::string& path);
+// Draws the weights. `init` is borrowed.
+absl::StatusOr<std::unique_ptr<WeightSource>> MakeRandomModel(base::FileSystem& files, const std::string& directory,
+                                                              const RandomInit& init);
 
 }  // namespace nibble::model

@@ -7,9 +7,10 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/convert/adapter_model.h"
+#include "server/data/train_tokenizer.h"
 #include "server/model/file_names.h"
-#include "server/model/import.h"
 #include "server/model/peft_adapter.h"
+#include "server/registry/dataset_format.h"
 #include "server/registry/import_root.h"
 #include "server/registry/model_files.h"
 #include "server/registry/model_memory.h"
@@ -38,6 +39,17 @@ absl::Status OfTheFiles(const absl::Status& status) {
                           {{"kind", base::Reason(status)}});
 }
 
+// A request for random weights, whose dataset exists.
+absl::Status CheckRandomModel(const ImportRequest& request, const store::DatasetStore& datasets) {
+  if (request.base_model.has_value()) return FieldError("random_init", "must not be set for adapters");
+  if (request.source_name.has_value()) {
+    return FieldError("source_name", "must not be set with random_init: no other program has these weights");
+  }
+  NIBBLE_RETURN_IF_ERROR(CheckRandomInit(*request.random_init));
+  const std::optional<std::string>& dataset = request.random_init->tokenizer_dataset;
+  return dataset.has_value() ? datasets.Get(*dataset).status() : absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status ModelImporter::Check(const ImportRequest& request, const auth::RequestOwner& owner) {
@@ -55,6 +67,7 @@ absl::Status ModelImporter::Check(const ImportRequest& request, const auth::Requ
     NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(base_model.info));
     NIBBLE_RETURN_IF_ERROR(base::About(convert::CheckAdapterBase(info), *request.base_model));
   }
+  if (request.random_init.has_value()) NIBBLE_RETURN_IF_ERROR(CheckRandomModel(request, *work_.state.datasets));
   if (request.source_name.has_value() && request.source_name->size() > kMaxSourceName) {
     return FieldError("source_name",
                       StrCat("has ", request.source_name->size(), " bytes, wanted at most ", kMaxSourceName));
@@ -115,11 +128,51 @@ absl::Status ModelImporter::ImportWeights(const ImportRequest& request, const st
     scope.Progress("read", 0, 1);  // AwaitTurn may have set "wait"
     return absl::OkStatus();
   };
-  auto report = model::ImportModel(files, source, target, dtype, work_.options.max_tokenizer_bytes, admit);
+  model::ImportOptions options{.max_tokenizer_bytes = work_.options.max_tokenizer_bytes, .admit = admit};
+  if (request.random_init.has_value()) options.random = RandomInitOf(request, scope);
+  auto report = model::ImportModel(files, source, target, dtype, options);
   if (!report.ok()) return base::About(OfTheFiles(report.status()), request.name);
-  if (request.source_name.value_or("").empty()) return absl::OkStatus();
-  report->info.provenance[model::kSourceName] = *request.source_name;
+  base::Json& provenance = report->info.provenance;
+  if (!request.source_name.value_or("").empty()) provenance[model::kSourceName] = *request.source_name;
+  if (request.random_init.has_value()) {
+    provenance["seed"] = request.random_init->seed;
+    if (request.random_init->tokenizer_dataset.has_value())
+      provenance["tokenizer_dataset"] = *request.random_init->tokenizer_dataset;
+  }
   return model::WriteArtifactInfo(files, target, report->info);
+}
+
+model::RandomInit ModelImporter::RandomInitOf(const ImportRequest& request, OperationScope& scope) const {
+  model::RandomInit init{.seed = static_cast<std::uint64_t>(request.random_init->seed), .stream = work_.convert_stream};
+  if (request.random_init->tokenizer_dataset.has_value()) {
+    init.train_tokenizer = [this, &request, &scope](const model::ModelConfig& config) {
+      return TrainTokenizer(request, config, scope);
+    };
+  }
+  return init;
+}
+
+absl::StatusOr<model::TrainedTokenizer> ModelImporter::TrainTokenizer(const ImportRequest& request,
+                                                                      const model::ModelConfig& config,
+                                                                      OperationScope& scope) const {
+  const std::string& dataset = *request.random_init->tokenizer_dataset;
+  NIBBLE_ASSIGN_OR_RETURN(const auto pin, work_.state.datasets->PinDataset(dataset, "the training of a tokenizer"));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, work_.state.datasets->Get(dataset));
+  NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, FormatOf(stored));
+  std::vector<std::string> special = request.random_init->special_tokens;
+  if (special.empty()) special.push_back(kEndOfText);
+  const std::int64_t bytes = data::TrainTokenizerBytes(stored.bytes, config.vocab_size);
+  NIBBLE_ASSIGN_OR_RETURN(const WorkAdmission::Turn turn,
+                          work_.AwaitTurn(StrCat("tokenizer of model ", request.name), {.buffers = bytes}, scope));
+  const auto progress = [&](std::int64_t done) {
+    scope.Progress("tokenizer", done, static_cast<std::int64_t>(stored.bytes));
+  };
+  progress(0);
+  model::TrainedTokenizer trained;
+  trained.eos_token = special.front();  // its id is 0
+  NIBBLE_ASSIGN_OR_RETURN(trained.json, data::TrainTokenizer(stored.data_path, format, special, config.vocab_size,
+                                                             scope.stopped(), progress));
+  return trained;
 }
 
 absl::Status ModelImporter::ImportAdapter(const ImportRequest& request, const std::string& source,

@@ -2,7 +2,9 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "server/auth/request_owner.h"
+#include "server/model/import.h"
 #include "server/registry/model_requests.h"
 #include "server/registry/model_work.h"
 #include "server/registry/operation_files.h"
@@ -27,6 +29,10 @@ class ModelImporter {
                              OperationFiles& files, OperationScope& scope);
   absl::Status ImportAdapter(const ImportRequest& request, const std::string& source, const std::string& target,
                              OperationFiles& files, OperationScope& scope);
+  model::RandomInit RandomInitOf(const ImportRequest& request, OperationScope& scope) const;
+  // Waits for a turn, and returns the tokenizer of a model with random weights.
+  absl::StatusOr<model::TrainedTokenizer> TrainTokenizer(const ImportRequest& request, const model::ModelConfig& config,
+                                                         OperationScope& scope) const;
 
   const ModelWork& work_;
   UploadTable& uploads_;

@@ -1,11 +1,13 @@
 #include "server/registry/model_requests.h"
 
 #include <cmath>
+#include <set>
 
 #include "kernels/formats/int8.h"
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/base/utf8.h"
 
 namespace nibble::registry {
 
@@ -33,6 +35,27 @@ absl::Status CheckBlock(const char* field, const std::optional<std::int64_t>& bl
 }
 
 }  // namespace
+
+absl::Status CheckRandomInit(const RandomInitRequest& request) {
+  constexpr std::size_t kMaxSpecialTokens = 64, kMaxSpecialTokenBytes = 256;
+  if (request.seed < 0) return FieldError("random_init.seed", StrCat("is ", request.seed, ", wanted at least 0"));
+  const std::vector<std::string>& tokens = request.special_tokens;
+  const auto refuse = [](std::string_view what) { return FieldError("random_init.special_tokens", what); };
+  if (!tokens.empty() && !request.tokenizer_dataset.has_value()) {
+    return refuse("is set, but tokenizer_dataset is not: the tokens of a given tokenizer.json cannot be changed");
+  }
+  if (tokens.size() > kMaxSpecialTokens) {
+    return refuse(StrCat("has ", tokens.size(), " tokens, wanted at most ", kMaxSpecialTokens));
+  }
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i].empty() || tokens[i].size() > kMaxSpecialTokenBytes || !base::IsValidUtf8(tokens[i])) {
+      return refuse(
+          StrCat("token ", i, " has ", tokens[i].size(), " bytes, wanted 1 to ", kMaxSpecialTokenBytes, " in UTF-8"));
+    }
+  }
+  if (std::set(tokens.begin(), tokens.end()).size() < tokens.size()) return refuse("has a token twice");
+  return absl::OkStatus();
+}
 
 absl::Status CheckTarget(const ConvertRequest& request) {
   const bool to_int8 = request.target == model::Format::kInt8;

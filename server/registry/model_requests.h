@@ -4,12 +4,20 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "server/convert/export.h"
 #include "server/model/artifact.h"
 
 namespace nibble::registry {
+
+struct RandomInitRequest {
+  std::int64_t seed = 0;
+  std::optional<std::string> tokenizer_dataset;  // unset: the files contain tokenizer.json
+  std::vector<std::string> special_tokens;       // of a trained tokenizer; empty: kEndOfText alone
+};
+inline constexpr char kEndOfText[] = "<|endoftext|>";
 
 struct ImportRequest {
   std::string name;  // of the new model
@@ -19,7 +27,8 @@ struct ImportRequest {
   std::optional<model::Format> dtype;      // kF32 or kBF16; unset: kBF16
   // Set if the files are an adapter as saved by PEFT: its base model.
   std::optional<std::string> base_model;
-  std::optional<std::string> source_name;  // where other programs find the model
+  std::optional<std::string> source_name;        // where other programs find the model
+  std::optional<RandomInitRequest> random_init;  // set if the files have no weights
 };
 
 // Limits on the loss of quality. Unset: no limit.
@@ -61,6 +70,8 @@ struct PublishRequest {
   std::string name;  // of the new model
 };
 
+// Errors: InvalidArgument (FIELD_VIOLATION).
+absl::Status CheckRandomInit(const RandomInitRequest& request);
 // The target, and the fields that only an int8 or an nf4 target has. Errors: InvalidArgument (FIELD_VIOLATION).
 absl::Status CheckTarget(const ConvertRequest& request);
 // The tolerance and the values of the fields that only some targets have. Errors: as CheckTarget.

@@ -50,6 +50,13 @@ registry::ImportRequest FromProto(const v1::ImportModelRequest& request) {
   out.dtype = FormatOf(request.dtype());
   if (request.has_base_model()) out.base_model = request.base_model();
   if (request.has_source_name()) out.source_name = request.source_name();
+  if (request.has_random_init()) {
+    const v1::RandomInit& init = request.random_init();
+    registry::RandomInitRequest& random = out.random_init.emplace();
+    random.seed = init.seed();
+    if (init.has_tokenizer_dataset()) random.tokenizer_dataset = init.tokenizer_dataset();
+    random.special_tokens.assign(init.special_tokens().begin(), init.special_tokens().end());
+  }
   return out;
 }
 

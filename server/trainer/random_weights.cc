@@ -3,27 +3,14 @@
 #include <torch/types.h>
 
 #include <cmath>
-#include <numbers>
 
 #include "kernels/philox.h"
+#include "server/model/random_weights.h"
 
 namespace nibble::trainer {
-namespace {
-
-constexpr double kDeviation = 0.02;  // Llama's and BitNet's initializer_range
-
-}  // namespace
 
 void DrawWeights(const torch::Tensor& tensor, std::uint64_t seed, std::uint64_t number, const kernels::Stream& stream) {
-  float* values = tensor.data_ptr<float>();
-  stream.ParallelFor(tensor.numel(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const auto place = static_cast<std::uint64_t>(i);
-      const double u = 1.0 - kernels::PhiloxUniform(seed, 2 * place, number);  // (0, 1]
-      const double v = kernels::PhiloxUniform(seed, 2 * place + 1, number);
-      values[i] = static_cast<float>(kDeviation * std::sqrt(-2.0 * std::log(u)) * std::cos(2.0 * std::numbers::pi * v));
-    }
-  });
+  model::DrawWeights({tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())}, seed, number, stream);
 }
 
 void DrawAdapter(const torch::Tensor& a, std::uint64_t seed, std::uint64_t number) {

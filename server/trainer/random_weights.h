@@ -8,8 +8,7 @@
 
 namespace nibble::trainer {
 
-// Fills a contiguous f32 tensor with N(0, 0.02), by the Box-Muller method. A value depends only on the seed and the
-// numbers of its tensor and element.
+// Fills a contiguous f32 tensor with model::DrawWeights.
 void DrawWeights(const torch::Tensor& tensor, std::uint64_t seed, std::uint64_t number, const kernels::Stream& stream);
 
 // Fills A [r, K] of an adapter with U(-1/sqrt(K), 1/sqrt(K)). A value depends only on the seed, the number of its

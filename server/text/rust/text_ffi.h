@@ -12,6 +12,7 @@ extern "C" {
 
 typedef struct NibbleTokenizer NibbleTokenizer;
 typedef struct NibbleTemplate NibbleTemplate;
+typedef struct NibbleTrainer NibbleTrainer;
 
 // Bytes that Rust allocated. The receiver must call nibble_bytes_free.
 typedef struct NibbleBytes {
@@ -84,6 +85,20 @@ typedef struct NibbleText {
   const uint8_t* data;
   size_t size;
 } NibbleText;
+
+// Trains a byte-level BPE tokenizer. special_tokens: a JSON list of texts, which get the
+// ids from 0; vocab_size: the largest number of tokens, special ones included; max_letters:
+// of all different words together.
+NibbleTextCode nibble_trainer_new(NibbleText special_tokens, size_t vocab_size, size_t max_letters,
+                                  NibbleTrainer** trainer, NibbleBytes* out);
+void nibble_trainer_free(NibbleTrainer* trainer);
+// Counts the words of one text, without those of more than 1000 letters, and without words
+// that are new when max_letters is reached.
+NibbleTextCode nibble_trainer_count(NibbleTrainer* trainer, NibbleText text, NibbleBytes* out);
+// out: the text of a tokenizer.json.
+NibbleTextCode nibble_trainer_train(const NibbleTrainer* trainer, NibbleBytes* out);
+// Peak memory of a trainer, its counts included, with `letters` letters of different words.
+size_t nibble_trainer_peak_bytes(size_t letters, size_t vocab_size);
 
 typedef struct NibbleRenderInput {
   NibbleText messages;   // JSON array of objects

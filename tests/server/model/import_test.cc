@@ -154,7 +154,9 @@ TEST_F(ImportTest, RejectsTooLargeTokenizerAndLeavesNothing) {
   for (const char* name : {"hf_tied_bf16", "tiny.gguf"}) {
     const auto import = [&](std::uint64_t limit) {
       std::filesystem::remove_all(directory_.Path("model"));
-      return ImportModel(base::RealFileSystem(), Golden(name), directory_.Path("model"), DType::kBF16, limit).status();
+      return ImportModel(base::RealFileSystem(), Golden(name), directory_.Path("model"), DType::kBF16,
+                         {.max_tokenizer_bytes = limit})
+          .status();
     };
     ASSERT_TRUE(import(kMaxTokenizerBytes).ok()) << name;
     const std::uint64_t size = std::filesystem::file_size(directory_.Path("model/tokenizer.json"));
@@ -376,8 +378,7 @@ TEST_F(ImportTest, C5RequestsMemoryBeforeItWritesAnything) {
       EXPECT_FALSE(std::filesystem::exists(directory_.Path("model")));
       return absl::OkStatus();
     };
-    const auto report =
-        ImportModel(base::RealFileSystem(), source, directory_.Path("model"), dtype, kMaxTokenizerBytes, admit);
+    const auto report = ImportModel(base::RealFileSystem(), source, directory_.Path("model"), dtype, {.admit = admit});
     ASSERT_TRUE(report.ok()) << report.status();
     std::int64_t elements = 0, file_bytes = 0;
     for (const TensorSpec& spec : RequiredTensors(report->config))
@@ -400,7 +401,7 @@ TEST_F(ImportTest, C5RequestsMemoryBeforeItWritesAnything) {
 TEST_F(ImportTest, C5RefusedMemoryLeavesNothing) {
   const auto refuse = [](std::int64_t) { return absl::ResourceExhaustedError("no memory"); };
   const auto report = ImportModel(base::RealFileSystem(), Golden("hf_tied_bf16"), directory_.Path("model"),
-                                  DType::kBF16, kMaxTokenizerBytes, refuse);
+                                  DType::kBF16, {.admit = refuse});
   EXPECT_EQ(report.status(), absl::ResourceExhaustedError("no memory"));
   EXPECT_FALSE(std::filesystem::exists(directory_.Path("model")));
 }

@@ -11,6 +11,7 @@
 
 #include "server/convert/convert.h"
 #include "server/data/evaluate.h"
+#include "server/model/import.h"
 #include "server/trainer/torch_runtime.h"
 #include "server/trainer/weights_recipe.h"
 #include "tests/server/model/small_models.h"
@@ -228,6 +229,31 @@ TEST_F(FullModelTest, RefusesABaseThatIsNotFloat) {
   const auto nf4 = model::Artifact::Open(models_.nf4());
   ASSERT_TRUE(nf4.ok()) << nf4.status();
   EXPECT_TRUE(absl::IsInvalidArgument(FullModel::Create(**nf4, {.max_positions = 32}, stream_).status()));
+}
+
+// An import of random weights draws what a job with random initial weights draws. The family has biases.
+TEST_F(FullModelTest, ImportedRandomWeightsAreThoseOfTheSameSeed) {
+  const std::string source = models_.Path("source"), directory = models_.Path("random");
+  std::filesystem::copy(model::Golden("families/qwen2"), source);
+  std::filesystem::copy(model::Golden("families/tokenizer.json"), source);
+  std::filesystem::remove(source + "/model.safetensors");
+  model::ImportOptions options;
+  options.random = model::RandomInit{.seed = 11, .stream = stream_, .train_tokenizer = {}};
+  const auto imported = model::ImportModel(base::RealFileSystem(), source, directory, kernels::DType::kF32, options);
+  ASSERT_TRUE(imported.ok()) << imported.status();
+  base_ = *model::Artifact::Open(directory);
+  const auto read = Make(false), drawn = Make(false, false, 11), other = Make(false, false, 12);
+  ASSERT_EQ(read->parameters().size(), drawn->parameters().size());
+  std::size_t differ = 0;
+  for (std::size_t i = 0; i < read->parameters().size(); ++i) {
+    const auto values = [i](FullModel& model) {
+      const auto span = model.parameters()[i].value.f32();
+      return std::vector<float>(span.begin(), span.end());
+    };
+    EXPECT_EQ(values(*read), values(*drawn)) << read->parameters()[i].name;
+    differ += values(*read) != values(*other);
+  }
+  EXPECT_GT(differ, 10u);
 }
 
 }  // namespace

@@ -10,12 +10,14 @@ mod python;
 mod source;
 mod template;
 mod tokenizer;
+mod trainer;
 
 use budget::{guarded, Budget, Failure};
 use marks::Part;
 use std::ptr::null_mut;
 use template::{Input, Template};
 use tokenizer::{DecoderKind, Special, Tokenizer};
+use trainer::{peak_bytes, Trainer};
 
 const OK: i32 = 0;
 const INVALID: i32 = 1;
@@ -212,6 +214,52 @@ pub unsafe extern "C" fn nibble_tokenizer_added_tokens(
     out: *mut Bytes,
 ) -> i32 {
     answer(out, || Ok((*tokenizer).added_tokens()))
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_trainer_new(
+    special_tokens: Text,
+    vocab_size: usize,
+    max_letters: usize,
+    trainer: *mut *mut Trainer,
+    out: *mut Bytes,
+) -> i32 {
+    *trainer = null_mut();
+    answer(out, || {
+        let special_tokens = text(special_tokens.data, special_tokens.size)?;
+        let made = Trainer::new(special_tokens, vocab_size, max_letters)?;
+        *trainer = Box::into_raw(Box::new(made));
+        Ok(Vec::new())
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_trainer_free(trainer: *mut Trainer) {
+    if !trainer.is_null() {
+        quietly((), || drop(Box::from_raw(trainer)));
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_trainer_count(
+    trainer: *mut Trainer,
+    data: Text,
+    out: *mut Bytes,
+) -> i32 {
+    answer(out, || {
+        (*trainer).count(text(data.data, data.size)?)?;
+        Ok(Vec::new())
+    })
+}
+
+#[no_mangle]
+pub extern "C" fn nibble_trainer_peak_bytes(letters: usize, vocab_size: usize) -> usize {
+    peak_bytes(letters, vocab_size)
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_trainer_train(trainer: *const Trainer, out: *mut Bytes) -> i32 {
+    answer(out, || Ok((*trainer).train()?.into_bytes()))
 }
 
 #[repr(C)]

@@ -1,0 +1,14 @@
+// Random initial weights of a model.
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "kernels/stream.h"
+
+namespace nibble::model {
+
+// Draws from N(0, 0.02), by the Box-Muller method. A value depends only on the seed and the numbers of its tensor and
+// element.
+void DrawWeights(std::span<float> values, std::uint64_t seed, std::uint64_t number, const kernels::Stream& stream);
+
+}  // namespace nibble::model
