@@ -4,23 +4,22 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <type_traits>
 
-#include "kernels/formats/double_quant.h"
 #include "kernels/formats/nf4.h"
 #include "kernels/formats/ternary.h"
-#include "kernels/ops/quantize/dequantize_nf4.h"
-#include "kernels/ops/quantize/double_dequantize.h"
-#include "kernels/ops/quantize/double_quantize.h"
 #include "kernels/ops/quantize/quantize_int8.h"
-#include "kernels/ops/quantize/quantize_nf4.h"
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/convert/merge.h"
+#include "server/convert/nf4_codes.h"
 #include "server/convert/ternary.h"
+#include "server/model/adapter_targets.h"
 #include "server/model/artifact_writer.h"
 #include "server/model/float_convert.h"
 #include "server/model/forget_pages.h"
+#include "server/model/merged_rows.h"
 #include "server/model/safetensors.h"
 #include "server/model/stored_tensors.h"
 
@@ -34,26 +33,9 @@ using model::Format;
 using model::TensorRole;
 using model::TensorSpec;
 
-// Rows are quantized in blocks of about this many elements: results do not depend on it.
-constexpr std::int64_t kBlockElements = 1 << 22;
-
 template <typename T>
 std::string_view Bytes(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
-}
-
-// The first row that holds a NaN or an infinity, or -1. quantize_int8 requires finite rows: its maxima ignore a NaN.
-std::int64_t FirstRowNotFinite(const ConstMatrix& m, const kernels::Stream& stream) {
-  std::vector<std::uint8_t> spoilt(static_cast<std::size_t>(m.rows), 0);
-  stream.ParallelFor(m.rows, 8, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      for (std::int64_t c = 0; c < m.cols; ++c) {
-        if (!std::isfinite(At(m, r, c))) spoilt[static_cast<std::size_t>(r)] = 1;
-      }
-    }
-  });
-  const auto found = std::find(spoilt.begin(), spoilt.end(), 1);
-  return found == spoilt.end() ? -1 : found - spoilt.begin();
 }
 
 // Sums squares and finds the largest error per row, then combines rows in order: the same result for any split into
@@ -110,6 +92,11 @@ class Converter {
     info_.source = "convert";
     info_.provenance = source.info().provenance;
     info_.provenance["converted_from"] = Name(source.info().format);
+    if (!options.adapter_init.has_value()) return;
+    const AdapterInit& init = *options.adapter_init;
+    info_.provenance[kAdapterInit] = {{"method", Name(init.method)}, {"iterations", init.iterations}};
+    // Other programs find the source there, which is not this base.
+    info_.provenance.erase(model::kSourceName);
   }
 
   absl::StatusOr<ConvertReport> Run(base::FileSystem& files, const std::string& target) {
@@ -124,20 +111,23 @@ class Converter {
     std::map<std::string, LayerError> errors;
     for (const TensorSpec& spec : in_file) {
       NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options_.cancelled));
-      if (model::IsQuantized(spec, source_.config(), info_)) {
+      NIBBLE_RETURN_IF_ERROR(MakeInitial(spec));
+      if (model::IsQuantized(spec, source_.config(), info_) || initial_.has_value()) {
         NIBBLE_ASSIGN_OR_RETURN(LayerError error, Put(spec));
         if (options_.measure_errors) errors[spec.name] = std::move(error);
       } else if (options_.to == Format::kBF16 && spec.shape.size() == 2) {
-        NIBBLE_RETURN_IF_ERROR(PutRounded(spec));
+        NIBBLE_RETURN_IF_ERROR(PutRounded<kernels::BF16>(spec).status());
       } else {
         NIBBLE_RETURN_IF_ERROR(PutFloat(spec));
       }
       NIBBLE_ASSIGN_OR_RETURN(const model::TensorView done, source_.Tensor(spec.name));
       model::ForgetPages(done.bytes);
+      if (initial_.has_value()) KeepInitial(spec);
     }
     NIBBLE_RETURN_IF_ERROR(writer_->CopyCompanions(source_.directory()));
     ConvertReport report;
     NIBBLE_ASSIGN_OR_RETURN(report.info, writer_->Finish(source_.config(), info_));
+    report.adapter = AdapterValues();
     for (const TensorSpec& spec : specs) {
       if (const auto error = errors.find(spec.name); error != errors.end())
         report.layers.push_back(std::move(error->second));
@@ -155,8 +145,45 @@ class Converter {
     switch (options_.to) {
       case Format::kInt8: return HasItsCodes(spec) ? CopyCodes(spec) : PutInt8(spec);
       case Format::kTernary: return PutTernary(spec);
+      case Format::kBF16: return PutRounded<kernels::BF16>(spec);
+      case Format::kF32: return PutRounded<float>(spec);
       default: return PutNf4(spec);
     }
+  }
+
+  // If the tensor is a target of the initial adapter, makes its adapter.
+  absl::Status MakeInitial(const TensorSpec& spec) {
+    initial_.reset();
+    if (!options_.adapter_init.has_value()) return absl::OkStatus();
+    const auto adapter = model::AdapterOn(options_.adapter_init->adapter, spec);
+    if (!adapter.has_value()) return absl::OkStatus();
+    NIBBLE_ASSIGN_OR_RETURN(WeightReader weight, WeightReader::Open(source_, spec.name, stream_));
+    NIBBLE_ASSIGN_OR_RETURN(initial_, MakeInitialAdapter(spec.name, weight, *options_.adapter_init, *adapter, info_.nf4,
+                                                         stream_, options_.cancelled));
+    return absl::OkStatus();
+  }
+
+  void KeepInitial(const TensorSpec& spec) {
+    const std::string module = model::LoraModule(spec.name.substr(0, spec.name.rfind('.')));
+    adapter_values_[module + model::kLoraASuffix] = std::move(initial_->a);
+    adapter_values_[module + model::kLoraBSuffix] = std::move(initial_->b);
+    initial_.reset();
+  }
+
+  std::vector<std::vector<float>> AdapterValues() {
+    std::vector<std::vector<float>> values;
+    if (!options_.adapter_init.has_value()) return values;
+    for (const model::TensorPlan& tensor : model::AdapterTensors(source_.config(), options_.adapter_init->adapter)) {
+      values.push_back(std::move(adapter_values_[tensor.name]));
+    }
+    return values;
+  }
+
+  // The weight that the result stores: of the source, or the rest that an initial adapter leaves.
+  absl::StatusOr<WeightReader> Open(const TensorSpec& spec) const {
+    if (!initial_.has_value()) return WeightReader::Open(source_, spec.name, stream_);
+    return WeightReader::Of(kernels::MakeConstMatrix(initial_->rest.data(), DType::kF32, spec.shape[0], spec.shape[1]),
+                            stream_);
   }
 
   // Whether the source has the int8 codes of this tensor: it is an adapter on an int8 base, and no adapter changes the
@@ -179,6 +206,7 @@ class Converter {
   // The result's type of a matrix that stays float: embedding, head, or a float linear of a ternary model.
   absl::StatusOr<DType> MatrixType(const std::string& name) const {
     if (options_.to == Format::kBF16) return DType::kBF16;
+    if (options_.to == Format::kF32) return DType::kF32;
     if (options_.to == Format::kTernary) return info_.bitnet->head_dtype;
     const bool is_head = name == model::kHeadName || source_.config().tied_embeddings;
     if (options_.to == Format::kInt8 && is_head) return DType::kBF16;
@@ -214,28 +242,32 @@ class Converter {
     return writer_->tensors().Put(spec.name, bytes);
   }
 
-  // A matrix of a bf16 model: dequantized and merged in f32, then rounded once.
-  absl::Status PutRounded(const TensorSpec& spec) {
-    NIBBLE_ASSIGN_OR_RETURN(WeightReader weight, WeightReader::Open(source_, spec.name, stream_));
+  // A matrix of a float model: dequantized and merged in f32, then rounded once.
+  template <typename T>
+  absl::StatusOr<LayerError> PutRounded(const TensorSpec& spec) {
+    constexpr DType kType = std::is_same_v<T, float> ? DType::kF32 : DType::kBF16;
+    NIBBLE_ASSIGN_OR_RETURN(WeightReader weight, Open(spec));
     const std::int64_t rows = weight.rows();
     const std::int64_t cols = weight.cols();
-    std::vector<kernels::BF16> values(static_cast<std::size_t>(rows * cols));
-    const std::int64_t block = std::clamp<std::int64_t>(kBlockElements / cols, 1, rows);
+    std::vector<T> values(static_cast<std::size_t>(rows * cols));
+    const std::int64_t block = RowsPerBlock(weight);
     for (std::int64_t begin = 0; begin < rows; begin += block) {
       NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options_.cancelled));
       NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix merged, weight.Rows(begin, std::min(rows, begin + block)));
-      kernels::BF16* rounded = values.data() + begin * cols;
+      T* rounded = values.data() + begin * cols;
       stream_.ParallelFor(merged.rows, 8, [&](std::int64_t from, std::int64_t to) {
         for (std::int64_t r = from; r < to; ++r) {
-          for (std::int64_t c = 0; c < cols; ++c) rounded[r * cols + c] = kernels::ToBF16(At(merged, r, c));
+          for (std::int64_t c = 0; c < cols; ++c) rounded[r * cols + c] = kernels::RoundTo<T>(At(merged, r, c));
         }
       });
-      const ConstMatrix made = kernels::MakeConstMatrix(rounded, DType::kBF16, merged.rows, cols);
+      const ConstMatrix made = kernels::MakeConstMatrix(rounded, kType, merged.rows, cols);
       if (const std::int64_t row = FirstRowNotFinite(made, stream_); row >= 0) {
         return absl::InvalidArgumentError(StrCat(spec.name, ": row ", begin + row, " is not finite"));
       }
     }
-    return writer_->tensors().Put(spec.name, Bytes(values));
+    NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name, Bytes(values)));
+    if (!options_.measure_errors || !initial_.has_value()) return LayerError();
+    return Measure(spec, kernels::MakeConstMatrix(values.data(), kType, rows, cols));
   }
 
   absl::StatusOr<LayerError> PutInt8(const TensorSpec& spec) {
@@ -244,7 +276,7 @@ class Converter {
     const std::int64_t cols = weight.cols();
     std::vector<std::int8_t> codes(static_cast<std::size_t>(rows * cols));
     std::vector<float> scale(static_cast<std::size_t>(rows));
-    const std::int64_t block = std::clamp<std::int64_t>(kBlockElements / cols, 1, rows);
+    const std::int64_t block = RowsPerBlock(weight);
     kernels::QuantizeInt8Args args;
     args.out.cols = cols;
     args.out.stride = kernels::Int8PaddedK(cols);
@@ -293,78 +325,39 @@ class Converter {
   }
 
   absl::StatusOr<LayerError> PutNf4(const TensorSpec& spec) {
-    NIBBLE_ASSIGN_OR_RETURN(WeightReader weight, WeightReader::Open(source_, spec.name, stream_));
-    const std::int64_t rows = weight.rows();
-    const std::int64_t cols = weight.cols();
-    const model::Nf4Options& form = info_.nf4;
-    const std::int64_t row_blocks = kernels::Nf4RowBlocks(cols, form.block);
-    const std::int64_t row_bytes = kernels::Nf4RowBytes(cols);
-    std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * row_bytes));
-    std::vector<float> absmax(static_cast<std::size_t>(rows * row_blocks));
-    const std::int64_t block = std::clamp<std::int64_t>(kBlockElements / cols, 1, rows);
-    for (std::int64_t begin = 0; begin < rows; begin += block) {
-      NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options_.cancelled));
-      kernels::QuantizeNf4Args args;
-      NIBBLE_ASSIGN_OR_RETURN(args.x, weight.Rows(begin, std::min(rows, begin + block)));
-      args.codes = codes.data() + begin * row_bytes;
-      args.absmax = absmax.data() + begin * row_blocks;
-      args.block = form.block;
-      NIBBLE_RETURN_IF_ERROR(kernels::QuantizeNf4(args, stream_));
-    }
-    NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name, Bytes(codes)));
-    if (form.double_quant) {
-      NIBBLE_RETURN_IF_ERROR(PutCodedScales(spec.name, form.scaler_block, absmax));
+    NIBBLE_ASSIGN_OR_RETURN(WeightReader weight, Open(spec));
+    NIBBLE_ASSIGN_OR_RETURN(const Nf4Codes made, MakeNf4Codes(weight, info_.nf4, stream_, options_.cancelled));
+    NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name, Bytes(made.codes)));
+    const std::string scales = spec.name + model::kNf4AbsmaxSuffix;
+    if (made.form.double_quant) {
+      NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(scales, Bytes(made.absmax_codes)));
+      NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name + model::kNf4FactorSuffix, Bytes(made.factor)));
+      NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name + model::kNf4OffsetSuffix, Bytes(made.offset)));
     } else {
-      NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name + model::kNf4AbsmaxSuffix, Bytes(absmax)));
+      NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(scales, Bytes(made.absmax)));
     }
     if (!options_.measure_errors) return LayerError();
-    return MeasureNf4(spec.name, weight, codes, absmax, block);
+    return Measure(spec, made.weight());
   }
 
-  // Writes the scales as codes, and replaces them with the values of the codes, which serving uses.
-  absl::Status PutCodedScales(const std::string& name, std::int64_t scaler_block, std::vector<float>& absmax) {
-    const auto n = static_cast<std::int64_t>(absmax.size());
-    std::vector<std::int8_t> codes(absmax.size());
-    std::vector<float> factor(static_cast<std::size_t>(kernels::DoubleQuantBlocks(n, scaler_block)));
-    std::vector<float> offset(1);
-    NIBBLE_RETURN_IF_ERROR(kernels::DoubleQuantize({.absmax = absmax.data(),
-                                                    .n = n,
-                                                    .codes = codes.data(),
-                                                    .factor = factor.data(),
-                                                    .offset = offset.data(),
-                                                    .block = scaler_block},
-                                                   stream_));
-    NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(name + model::kNf4AbsmaxSuffix, Bytes(codes)));
-    NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(name + model::kNf4FactorSuffix, Bytes(factor)));
-    NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(name + model::kNf4OffsetSuffix, Bytes(offset)));
-    return kernels::DoubleDequantize({.codes = codes.data(),
-                                      .factor = factor.data(),
-                                      .offset = offset[0],
-                                      .n = n,
-                                      .absmax = absmax.data(),
-                                      .block = scaler_block},
-                                     stream_);
-  }
-
-  absl::StatusOr<LayerError> MeasureNf4(const std::string& name, WeightReader& weight,
-                                        const std::vector<std::uint8_t>& codes, const std::vector<float>& absmax,
-                                        std::int64_t block) {
-    const std::int64_t cols = weight.cols();
-    ErrorMeter meter(name, stream_);
-    std::vector<float> decoded(static_cast<std::size_t>(block * cols));
+  // The error of the stored weight, with the initial adapter if there is one.
+  absl::StatusOr<LayerError> Measure(const TensorSpec& spec, const model::FrozenWeight& stored) {
+    NIBBLE_ASSIGN_OR_RETURN(WeightReader weight, WeightReader::Open(source_, spec.name, stream_));
+    model::MergedRows made(stored);
+    if (initial_.has_value()) {
+      const model::LinearAdapter adapter = *model::AdapterOn(options_.adapter_init->adapter, spec);
+      made.SetAdapter(kernels::MakeConstMatrix(initial_->a.data(), DType::kF32, adapter.rank, weight.cols()),
+                      kernels::MakeConstMatrix(initial_->b.data(), DType::kF32, weight.rows(), adapter.rank),
+                      static_cast<float>(adapter.scaling));
+    }
+    ErrorMeter meter(spec.name, stream_);
+    const std::int64_t block = RowsPerBlock(weight);
     for (std::int64_t begin = 0; begin < weight.rows(); begin += block) {
       NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options_.cancelled));
       const std::int64_t end = std::min(weight.rows(), begin + block);
-      kernels::DequantizeNf4Args args;
-      args.w.codes = codes.data() + begin * kernels::Nf4RowBytes(cols);
-      args.w.absmax = absmax.data() + begin * kernels::Nf4RowBlocks(cols, info_.nf4.block);
-      args.w.block = info_.nf4.block;
-      args.w.rows = end - begin;
-      args.w.cols = cols;
-      args.out = kernels::MakeMatrix(decoded.data(), DType::kF32, end - begin, cols);
-      NIBBLE_RETURN_IF_ERROR(kernels::DequantizeNf4(args, stream_));
+      NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix decoded, made.Rows(begin, end, stream_));
       NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix rows, weight.Rows(begin, end));
-      meter.Add(rows, [&](std::int64_t r, std::int64_t c) { return decoded[static_cast<std::size_t>(r * cols + c)]; });
+      meter.Add(rows, [&](std::int64_t r, std::int64_t c) { return decoded.Row<float>(r)[c]; });
     }
     return meter.Result();
   }
@@ -374,6 +367,8 @@ class Converter {
   const kernels::Stream& stream_;
   model::ArtifactInfo info_;
   std::unique_ptr<model::ArtifactWriter> writer_;
+  std::optional<InitialAdapter> initial_;  // of the tensor in progress
+  std::map<std::string, std::vector<float>> adapter_values_;
 };
 
 absl::Status CheckOptions(const ConvertOptions& options) {
@@ -445,6 +440,23 @@ absl::StatusOr<ConvertReport> CopyInt8(base::FileSystem& files, const model::Art
   return report;
 }
 
+// An initial adapter needs float weights to take a part of, and a base that keeps the rest and that a job can train on.
+absl::Status CheckInitialBase(const model::ArtifactInfo& source, const ConvertOptions& options) {
+  const InitMethod method = options.adapter_init->method;
+  const bool is_float = source.format == Format::kF32 || source.format == Format::kBF16;
+  if (!is_float || source.bitnet.has_value()) {
+    return base::FieldError("adapter_init", StrCat("cannot be made from ",
+                                                   source.is_masters() ? "master weights of a BitNet model"
+                                                                       : StrCat("a ", Name(source.format), " model"),
+                                                   ", wanted an f32 or bf16 model"));
+  }
+  const bool float_target = options.to == Format::kF32 || options.to == Format::kBF16;
+  if (options.to == Format::kNf4 || (float_target && method == InitMethod::kPissa)) return absl::OkStatus();
+  return base::FieldError("target",
+                          StrCat(Name(options.to), " cannot be the base of a ", Name(method), " adapter, wanted nf4",
+                                 method == InitMethod::kPissa ? ", bf16 or f32" : ""));
+}
+
 // Whether a job trained the int8 codes themselves.
 bool IsTrainedInInt8(const model::ArtifactInfo& info) {
   return info.format == Format::kInt8 && (info.source == "job" || info.source == "checkpoint");
@@ -454,6 +466,7 @@ bool IsTrainedInInt8(const model::ArtifactInfo& info) {
 
 absl::Status CheckConversion(const model::ArtifactInfo& source, const ConvertOptions& options) {
   NIBBLE_RETURN_IF_ERROR(CheckOptions(options));
+  if (options.adapter_init.has_value()) return CheckInitialBase(source, options);
   const Format to = options.to;
   const Format from = source.format;
   const bool is_float = from == Format::kF32 || from == Format::kBF16;
@@ -499,7 +512,9 @@ model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const Co
     info.act_outliers = info.weight_only ? 0 : options.act_outliers.value_or(outliers);
   }
   if (options.to == Format::kNf4) info.nf4 = options.nf4;
-  if (options.to == Format::kBF16) info.trained_outliers = source.trained_outliers;
+  if (options.to == Format::kBF16 && !options.adapter_init.has_value()) {
+    info.trained_outliers = source.trained_outliers;
+  }
   const bool trained = source.format == Format::kLora || source.source == "job" || source.source == "checkpoint" ||
                        source.trained_outliers.has_value();
   info.int8_head = options.to == Format::kInt8 && options.int8_head.value_or(on_int8 ? source.int8_head : !trained);
@@ -515,6 +530,9 @@ absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model:
                                            const std::string& target, const ConvertOptions& options,
                                            const kernels::Stream& stream) {
   NIBBLE_RETURN_IF_ERROR(CheckConversion(source.info(), options));
+  if (options.adapter_init.has_value()) {
+    NIBBLE_RETURN_IF_ERROR(CheckAdapterInit(*options.adapter_init, source.config()));
+  }
   if (source.info().format == Format::kInt8) return CopyInt8(files, source, target, options);
   return Converter(source, options, stream).Run(files, target);
 }

@@ -14,12 +14,13 @@
 #include "server/base/cancelled.h"
 #include "server/base/files.h"
 #include "server/base/json.h"
+#include "server/convert/adapter_init.h"
 #include "server/model/artifact.h"
 
 namespace nibble::convert {
 
 struct ConvertOptions {
-  model::Format to = model::Format::kInt8;  // kInt8, kTernary, kNf4 or kBF16
+  model::Format to = model::Format::kInt8;  // kInt8, kTernary, kNf4 or kBF16; kF32 only with adapter_init
   // int8: maximum outliers per activation row, 0 to 16. Unset: as the source was trained (an adapter on an int8 base:
   // as that base), else kDefaultOutliers. A source that was trained in int8 keeps its own, and its head and KV cache.
   std::optional<int> act_outliers = std::nullopt;
@@ -32,12 +33,15 @@ struct ConvertOptions {
   std::optional<bool> int8_head = std::nullopt;
   // Serving rounds K and V to this type. Unset: bf16; for ternary from BitNet masters, the masters' type.
   std::optional<kernels::DType> kv_dtype = std::nullopt;
-  model::Nf4Options nf4 = {};      // nf4
+  model::Nf4Options nf4 = {};  // nf4
+  // Makes the base of an adapter, and the values with which the adapter begins: for kNf4, and with kPissa also kBF16
+  // and kF32.
+  std::optional<AdapterInit> adapter_init = std::nullopt;
   bool measure_errors = true;      // fills ConvertReport::layers; for nf4, reads every weight twice
   base::Cancelled cancelled = {};  // checked before every tensor and every block of its rows
 };
 
-// The difference between a quantized weight and its source.
+// The difference between a quantized weight W' and its source W. With adapter_init, W' has the adapter merged.
 struct LayerError {
   std::string name;
   double rms_error = 0;       // root of the mean of (W' - W)^2
@@ -47,10 +51,11 @@ struct LayerError {
 
 struct ConvertReport {
   model::ArtifactInfo info;  // of the result
-  // Every quantized weight, in the model's order; empty unless measure_errors, and for bf16.
+  // Every weight that is quantized or gets an adapter, in the model's order; empty unless measure_errors.
   std::vector<LayerError> layers;
   std::uint64_t source_weight_bytes = 0;
   std::uint64_t weight_bytes = 0;
+  std::vector<std::vector<float>> adapter;  // with adapter_init: one vector per tensor of AdapterTensors, in that order
 };
 base::Json ToJson(const ConvertReport& report);
 
@@ -60,8 +65,12 @@ absl::Status CheckConversion(const model::ArtifactInfo& source, const ConvertOpt
 // The info of ConvertModel's result: format, head, KV cache and BitNet options, without digests and provenance.
 model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const ConvertOptions& options);
 
+// The key in ArtifactInfo::provenance of how an initial adapter and its base were made: {"method", "iterations"}.
+inline constexpr char kAdapterInit[] = "adapter_init";
+
 // Makes int8 from f32, bf16, nf4 and lora; nf4 and ternary from f32 and bf16; bf16 from f32, nf4 and lora. Copies an
-// int8 model that a job trained, and shares its file if possible. A lora model is merged onto its base, W + (B A) *
+// int8 model that a job trained, and shares its file if possible. With adapter_init, the source is f32 or bf16, and a
+// target of the adapter is made of InitialAdapter::rest. A lora model is merged onto its base, W + (B A) *
 // scaling in f32, before it becomes int8 or is rounded to bf16; an nf4 or int8 base is DEQUANTIZED first (peft#2105),
 // and what no adapter changes keeps its int8 codes. One tensor is in memory at a time, and for nf4 without
 // double quantization all scales. Ternary codes are made exactly

@@ -1,5 +1,7 @@
 #include "server/convert/merge.h"
 
+#include <cmath>
+
 #include "kernels/formats/int8.h"
 #include "kernels/formats/nf4.h"
 #include "server/base/status_macros.h"
@@ -31,6 +33,15 @@ absl::StatusOr<WeightReader> WeightReader::Open(const model::Artifact& source, c
         kernels::MakeConstMatrix(reader.view_.bytes.data(), reader.view_.dtype, reader.rows_, reader.cols_));
   }
   if (source.adapter().has_value()) NIBBLE_RETURN_IF_ERROR(reader.OpenAdapter(source, name));
+  return reader;
+}
+
+WeightReader WeightReader::Of(const kernels::ConstMatrix& rows, const kernels::Stream& stream) {
+  WeightReader reader(stream);
+  const auto bytes = static_cast<std::size_t>(rows.rows * rows.cols * kernels::SizeOf(rows.dtype));
+  reader.view_ = {rows.dtype, {rows.rows, rows.cols}, {static_cast<const std::byte*>(rows.data), bytes}};
+  reader.rows_ = rows.rows;
+  reader.cols_ = rows.cols;
   return reader;
 }
 
@@ -82,6 +93,19 @@ absl::StatusOr<kernels::ConstMatrix> WeightReader::Rows(std::int64_t begin, std:
   if (view_.dtype == DType::kU8 || view_.dtype == DType::kI8 || has_adapter_) return merged_.Rows(begin, end, stream_);
   const std::byte* at = view_.bytes.data() + begin * cols_ * kernels::SizeOf(view_.dtype);
   return kernels::MakeConstMatrix(at, view_.dtype, end - begin, cols_);
+}
+
+std::int64_t FirstRowNotFinite(const kernels::ConstMatrix& m, const kernels::Stream& stream) {
+  std::vector<std::uint8_t> spoilt(static_cast<std::size_t>(m.rows), 0);
+  stream.ParallelFor(m.rows, 8, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      for (std::int64_t c = 0; c < m.cols; ++c) {
+        if (!std::isfinite(At(m, r, c))) spoilt[static_cast<std::size_t>(r)] = 1;
+      }
+    }
+  });
+  const auto found = std::find(spoilt.begin(), spoilt.end(), 1);
+  return found == spoilt.end() ? -1 : found - spoilt.begin();
 }
 
 }  // namespace nibble::convert

@@ -1,5 +1,6 @@
 // Reads any weight of an artifact as floats, a block of rows at a time. Included by server/convert/*.cc only.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -26,6 +27,8 @@ class WeightReader {
  public:
   static absl::StatusOr<WeightReader> Open(const model::Artifact& source, const std::string& name,
                                            const kernels::Stream& stream);
+  // Rows that the caller holds, which must outlive the reader: f32 or bf16.
+  static WeightReader Of(const kernels::ConstMatrix& rows, const kernels::Stream& stream);
   std::int64_t rows() const { return rows_; }
   std::int64_t cols() const { return cols_; }
   // Rows [begin, end). Valid until the next call.
@@ -49,5 +52,14 @@ class WeightReader {
   bool has_adapter_ = false;
   model::MergedRows merged_;
 };
+
+// A weight is read in blocks of about 2^22 elements. Results do not depend on it.
+inline std::int64_t RowsPerBlock(const WeightReader& weight) {
+  constexpr std::int64_t kBlockElements = 1 << 22;
+  return std::clamp<std::int64_t>(kBlockElements / weight.cols(), 1, weight.rows());
+}
+
+// The first row that holds a NaN or an infinity, or -1.
+std::int64_t FirstRowNotFinite(const kernels::ConstMatrix& m, const kernels::Stream& stream);
 
 }  // namespace nibble::convert

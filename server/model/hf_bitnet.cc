@@ -15,7 +15,7 @@ using base::StrCat;
 
 constexpr char kWhere[] = "config.json: quantization_config";
 
-absl::Status Unsupported(std::string_view what) {
+absl::Status UnsupportedBitNet(std::string_view what) {
   return base::WithReason(absl::UnimplementedError(StrCat(kWhere, ": ", what)), "UNSUPPORTED_MODEL");
 }
 
@@ -31,8 +31,8 @@ absl::StatusOr<std::vector<LinearKind>> ParseNotConverted(const Json& config) {
     if (name == "lm_head") continue;
     const auto linear = name.is_string() ? LinearNamed(name.get<std::string>()) : std::nullopt;
     if (!linear.has_value()) {
-      return Unsupported(StrCat("modules_to_not_convert with ", base::Dump(name).substr(0, 64),
-                                " (supported: lm_head, and linears by last name such as o_proj)"));
+      return UnsupportedBitNet(StrCat("modules_to_not_convert with ", base::Dump(name).substr(0, 64),
+                                      " (supported: lm_head, and linears by last name such as o_proj)"));
     }
     linears.push_back(*linear);
   }
@@ -48,7 +48,8 @@ absl::StatusOr<std::optional<HfBitNet>> ParseHfBitNet(const Json& config) {
   if (it == config.end() || it->is_null()) return std::optional<HfBitNet>();
   if (!it->is_object()) return absl::InvalidArgumentError(StrCat(kWhere, " is not an object"));
   NIBBLE_ASSIGN_OR_RETURN(const std::string method, base::GetString(*it, "quant_method", kWhere));
-  if (method != "bitnet") return Unsupported(StrCat("quant_method \"", method.substr(0, 64), "\" (supported: bitnet)"));
+  if (method != "bitnet")
+    return UnsupportedBitNet(StrCat("quant_method \"", method.substr(0, 64), "\" (supported: bitnet)"));
   HfBitNet bitnet;
   NIBBLE_ASSIGN_OR_RETURN(const std::string linear_class, base::GetString(*it, "linear_class", kWhere, "bitlinear"));
   NIBBLE_ASSIGN_OR_RETURN(const std::string mode, base::GetString(*it, "quantization_mode", kWhere, "offline"));
@@ -59,14 +60,14 @@ absl::StatusOr<std::optional<HfBitNet>> ParseHfBitNet(const Json& config) {
   if (linear_class == "autobitlinear") {
     bitnet.linear_class = mode == "online" ? HfLinearClass::kAutoBitLinearOnline : HfLinearClass::kAutoBitLinearOffline;
   } else if (linear_class != "bitlinear") {
-    return Unsupported(
+    return UnsupportedBitNet(
         StrCat("linear_class \"", linear_class.substr(0, 64), "\" (supported: bitlinear, autobitlinear)"));
   }
   NIBBLE_ASSIGN_OR_RETURN(bitnet.use_rms_norm, base::GetBool(*it, "use_rms_norm", kWhere, false));
   NIBBLE_ASSIGN_OR_RETURN(bitnet.rms_norm_eps, base::GetNumber(*it, "rms_norm_eps", kWhere, 1e-6));
   NIBBLE_ASSIGN_OR_RETURN(bitnet.float_linears, ParseNotConverted(*it));
   if (bitnet.use_rms_norm && !bitnet.float_linears.empty()) {
-    return Unsupported("use_rms_norm with linears in modules_to_not_convert, which have no such norm");
+    return UnsupportedBitNet("use_rms_norm with linears in modules_to_not_convert, which have no such norm");
   }
   return std::optional<HfBitNet>(bitnet);
 }

@@ -1,7 +1,6 @@
 #include "server/plan/adapter_plan.h"
 
 #include <algorithm>
-#include <map>
 #include <string>
 #include <utility>
 
@@ -9,6 +8,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/jobs/lora_method.h"
+#include "server/model/adapter_targets.h"
 #include "server/model/safetensors.h"
 #include "server/model/tensor_table.h"
 #include "server/model/working_rows.h"
@@ -20,53 +20,6 @@ using base::StrCat;
 using model::Format;
 using model::ModelConfig;
 
-namespace {
-
-// Paths of the modules that are no linears of the decoder, in transformers' models.
-std::vector<std::string> OtherModules(const ModelConfig& config) {
-  std::vector<std::string> paths = {"",           "lm_head",         "model", "model.embed_tokens", "model.layers",
-                                    "model.norm", "model.rotary_emb"};
-  for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
-    const std::string path = StrCat("model.layers.", layer);
-    for (const char* end : {"", ".self_attn", ".mlp", ".mlp.act_fn"}) paths.push_back(StrCat(path, end));
-    for (int n = 0; n < model::kNumNorms; ++n) {
-      const auto norm = static_cast<model::Norm>(n);
-      const std::string name = model::NormName(layer, norm);
-      if (model::HasNorm(config, norm)) paths.push_back(name.substr(0, name.rfind('.')));
-    }
-  }
-  return paths;
-}
-
-absl::Status MatchesNothing(const std::string& field, const std::string& pattern, const char* what,
-                            const ModelConfig& config) {
-  return base::FieldError(field, StrCat("\"", pattern, "\" matches no ", what, ", wanted a match of a path such as ",
-                                        model::ModulePath(config.num_layers - 1, model::LinearKind::kQ)));
-}
-
-// targets: the paths of the linears with an adapter.
-template <typename Value>
-absl::Status CheckPatterns(const std::string& field,
-                           const std::vector<std::pair<model::ModulePattern, Value>>& patterns,
-                           const std::vector<std::string>& targets, const ModelConfig& config) {
-  std::map<std::string, std::string> matched;  // target to pattern
-  for (const auto& [pattern, value] : patterns) {
-    bool matches = false;
-    for (const std::string& path : targets) {
-      if (!pattern.MatchesEnd(path)) continue;
-      matches = true;
-      const auto [first, is_new] = matched.emplace(path, pattern.text());
-      if (is_new) continue;
-      return base::FieldError(field, StrCat("\"", first->second, "\" and \"", pattern.text(), "\" both match ", path,
-                                            ", wanted at most one pattern for a linear"));
-    }
-    if (!matches) return MatchesNothing(field, pattern.text(), "linear with an adapter", config);
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
 absl::Status AdapterPlan::CheckNoMasters(const JobInputs& inputs) {
   if (!inputs.base_is_masters) return absl::OkStatus();
   return base::FieldError("base_model",
@@ -75,26 +28,7 @@ absl::Status AdapterPlan::CheckNoMasters(const JobInputs& inputs) {
 
 absl::Status AdapterPlan::CheckFields(const jobs::JobSpec& spec, const ModelConfig& base) const {
   NIBBLE_ASSIGN_OR_RETURN(const model::AdapterConfig adapter, jobs::AdapterOf(Adapter(spec)));
-  std::vector<std::string> targets;
-  for (std::int64_t layer = 0; layer < base.num_layers; ++layer) {
-    for (int k = 0; k < model::kNumLinearKinds; ++k) {
-      const std::string path = model::ModulePath(layer, static_cast<model::LinearKind>(k));
-      if (adapter.On(path).has_value()) targets.push_back(path);
-    }
-  }
-  if (adapter.target_pattern.has_value()) {
-    const std::string field = StrCat(method().name(), ".target_pattern");
-    const std::string& text = adapter.target_pattern->text();
-    for (const std::string& other : OtherModules(base)) {
-      if (!adapter.target_pattern->MatchesPath(other)) continue;
-      return base::FieldError(
-          field, StrCat("\"", text, "\" matches \"", other, "\", wanted only linears of the decoder, such as ",
-                        model::ModulePath(0, model::LinearKind::kQ)));
-    }
-    if (targets.empty()) return MatchesNothing(field, text, "linear of the decoder", base);
-  }
-  NIBBLE_RETURN_IF_ERROR(CheckPatterns(StrCat(method().name(), ".rank_pattern"), adapter.rank_pattern, targets, base));
-  return CheckPatterns(StrCat(method().name(), ".alpha_pattern"), adapter.alpha_pattern, targets, base);
+  return model::CheckAdapterTargets(method().name(), adapter, base);
 }
 
 model::ArtifactInfo AdapterPlan::ServedForm(const jobs::JobSpec& /*spec*/) const {
