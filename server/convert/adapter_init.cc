@@ -1,6 +1,7 @@
 #include "server/convert/adapter_init.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "server/base/error.h"
@@ -131,7 +132,11 @@ absl::StatusOr<InitialAdapter> MakeInitialAdapter(const std::string& name, Weigh
   } else {
     NIBBLE_ASSIGN_OR_RETURN(parts, Decompose(name, w, adapter.rank, stream, cancelled));
   }
-  for (float& value : parts.b) value = static_cast<float>(static_cast<double>(value) / adapter.scaling);
+  // As PEFT does for PiSSA: the singular values are divided by the scaling, and A and B share their root.
+  const double root = std::sqrt(adapter.scaling);
+  for (std::vector<float>* values_of : {&parts.a, &parts.b}) {
+    for (float& value : *values_of) value = static_cast<float>(static_cast<double>(value) / root);
+  }
   if (init.method == InitMethod::kPissa) {
     NIBBLE_RETURN_IF_ERROR(Subtract(w, parts, adapter.rank, adapter.scaling, stream, values));
     made.rest = std::move(values);

@@ -34,7 +34,7 @@ struct AdapterInit {
 // above the rows or columns of a target, and those of CheckAdapterTargets.
 absl::Status CheckAdapterInit(const AdapterInit& init, const model::ModelConfig& config);
 
-// W = rest + scaling * B A, up to the rounding of `rest` in the base.
+// PiSSA: rest = W - scaling * B A. LoftQ: scaling * B A is close to W - Q, where the base Q is `rest` in nf4.
 struct InitialAdapter {
   std::vector<float> a;     // [r, K]
   std::vector<float> b;     // [N, r]

@@ -518,7 +518,8 @@ model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const Co
   const bool trained = source.format == Format::kLora || source.source == "job" || source.source == "checkpoint" ||
                        source.trained_outliers.has_value();
   info.int8_head = options.to == Format::kInt8 && options.int8_head.value_or(on_int8 ? source.int8_head : !trained);
-  info.kv_dtype = options.kv_dtype.value_or(on_int8 ? source.kv_dtype : DType::kBF16);
+  const bool keeps_kv = on_int8 || options.to == Format::kF32;
+  info.kv_dtype = options.kv_dtype.value_or(keeps_kv ? source.kv_dtype : DType::kBF16);
   if (options.to == Format::kTernary) {
     info.bitnet = source.bitnet.value_or(model::BitNetInfo());
     if (source.bitnet.has_value()) info.kv_dtype = options.kv_dtype.value_or(source.kv_dtype);

@@ -31,7 +31,8 @@ struct ConvertOptions {
   // with an int8 head. Unset: as an adapter's int8 base; false for other adapters and for a model that a job trained,
   // all of which were trained with a float head; otherwise true.
   std::optional<bool> int8_head = std::nullopt;
-  // Serving rounds K and V to this type. Unset: bf16; for ternary from BitNet masters, the masters' type.
+  // Serving rounds K and V to this type. Unset: bf16; for ternary from BitNet masters, the masters' type; for an adapter
+  // on an int8 base and for kF32, the source's.
   std::optional<kernels::DType> kv_dtype = std::nullopt;
   model::Nf4Options nf4 = {};  // nf4
   // Makes the base of an adapter, and the values with which the adapter begins: for kNf4, and with kPissa also kBF16
