@@ -12,7 +12,7 @@ import pathlib
 import numpy as np
 
 OUT = pathlib.Path(__file__).resolve().parent / "low_rank.txt"
-#Name, rows, columns, rank, rank of the weight.The last two are wider and longer than a complete basis.
+# Name, rows, columns, rank, rank of the weight. The last two are wider and longer than a complete basis.
 CASES = [("wide", 24, 40, 5, 24), ("tall", 50, 17, 17, 17), ("square", 33, 33, 1, 33), ("one", 1, 5, 1, 1), ("deficient", 20, 30, 8, 3),
          ("large", 140, 150, 4, 140), ("large_deficient", 200, 150, 12, 6)]
 
@@ -32,7 +32,7 @@ def main():
     for name, rows, cols, rank, rank_of_weight in CASES:
         u, s, vt = np.linalg.svd(weight(rows, cols, rank_of_weight).astype(np.float64), full_matrices=False)
         assert rank_of_weight == min(rows, cols) or (s > 1e-6 * s[0]).sum() == rank_of_weight, name
-#A gap, or else the approximation of this rank is not unique.
+        # A gap, or else the approximation of this rank is not unique.
         assert rank >= rank_of_weight or s[rank] < 0.99 * s[rank - 1], name
         for key, values in (("values", s[:rank]), ("u", u[:, :rank].astype(np.float32)), ("vt", vt[:rank].astype(np.float32))):
             values = np.ascontiguousarray(values)
