@@ -102,6 +102,7 @@ std::string ToJson(const ConversionReport& report) {
   AddNumber(json, "evalLossBefore", report.eval_loss_before);
   AddNumber(json, "evalLossAfter", report.eval_loss_after);
   AddNumber(json, "top1Agreement", report.top1_agreement);
+  AddText(json, "adapter", report.adapter);
   if (report.eval_tokens != 0) json["evalTokens"] = std::to_string(report.eval_tokens);
   return base::Dump(json);
 }
@@ -114,6 +115,7 @@ absl::StatusOr<ConversionReport> ParseConversionReport(std::string_view text) {
   NIBBLE_RETURN_IF_ERROR(ReadFormat(json, "targetFormat", report.target_format));
   NIBBLE_ASSIGN_OR_RETURN(report.source_digest, base::GetString(json, "sourceDigest", kConversionFile, ""));
   NIBBLE_ASSIGN_OR_RETURN(report.target_digest, base::GetString(json, "targetDigest", kConversionFile, ""));
+  NIBBLE_ASSIGN_OR_RETURN(report.adapter, base::GetString(json, "adapter", kConversionFile, ""));
   if (Has(json, "layers")) {
     if (!json["layers"].is_array()) return Malformed("layers is not an array");
     for (const base::Json& one : json["layers"]) {

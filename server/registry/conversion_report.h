@@ -21,7 +21,8 @@ struct ConversionReport {
   std::optional<model::Format> target_format;
   std::string source_digest;  // of the weights; for an adapter, over base and adapter
   std::string target_digest;
-  std::vector<convert::LayerError> layers;  // every quantized tensor
+  std::string adapter;                      // name of the adapter that the conversion also made; "": none
+  std::vector<convert::LayerError> layers;  // every tensor that is quantized or gets an adapter
   // Losses in nats per token. Unset without evaluation data. If the source holds masters of a BitNet model,
   // eval_loss_before and top1_agreement are always unset.
   std::optional<double> eval_loss_before;

@@ -1,6 +1,7 @@
 #include "server/registry/model_converter.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -8,6 +9,7 @@
 
 #include "server/base/error.h"
 #include "server/base/ids.h"
+#include "server/base/log.h"
 #include "server/base/process_memory.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -22,7 +24,6 @@
 #include "server/registry/dataset_format.h"
 #include "server/registry/model_files.h"
 #include "server/registry/model_memory.h"
-#include "server/registry/operation_files.h"
 #include "server/registry/operation_mark.h"
 
 namespace nibble::registry {
@@ -47,6 +48,7 @@ convert::ConvertOptions OptionsOf(const ConvertRequest& request) {
   options.nf4.double_quant = request.double_quant.value_or(options.nf4.double_quant);
   options.nf4.scaler_block = request.scaler_block.value_or(options.nf4.scaler_block);
   if (request.head.has_value()) options.int8_head = request.head != model::Format::kBF16;
+  if (request.adapter_init.has_value()) options.adapter_init = request.adapter_init->init;
   return options;
 }
 
@@ -78,6 +80,11 @@ absl::Status ModelConverter::Check(const ConvertRequest& request, const std::str
   NIBBLE_RETURN_IF_ERROR(work_.state.models->CheckFree(request.name, tenant));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
   NIBBLE_RETURN_IF_ERROR(convert::CheckConversion(info, OptionsOf(request)));
+  if (request.adapter_init.has_value()) {
+    NIBBLE_RETURN_IF_ERROR(work_.state.models->CheckFree(request.adapter_init->name, tenant));
+    NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(source.directory));
+    NIBBLE_RETURN_IF_ERROR(convert::CheckAdapterInit(request.adapter_init->init, artifact->config()));
+  }
   if (request.merge && info.format != model::Format::kLora) {
     return FieldError("lora", StrCat("MERGE is for lora models, \"", request.model, "\" is ", Name(info.format)));
   }
@@ -203,6 +210,37 @@ absl::Status ModelConverter::AddRecord(const std::string& source, const std::str
   return model::WriteArtifactInfo(work_.state.files, target, info);
 }
 
+absl::Status ModelConverter::MakeAdapter(const ConvertRequest& request, const convert::ConvertReport& made,
+                                         const std::string& base_directory, const std::string& target,
+                                         OperationFiles& files, OperationScope& scope) {
+  NIBBLE_ASSIGN_OR_RETURN(const auto base, model::Artifact::Open(base_directory));
+  model::AdapterConfig adapter = request.adapter_init->init.adapter;
+  adapter.base_model_name_or_path = request.name;
+  const base::Json provenance = {{"base_model", request.name},
+                                 {convert::kAdapterInit, base->info().provenance.at(convert::kAdapterInit)}};
+  return convert::MakeLoraModel(files, *base, adapter, made.adapter, provenance, target, "convert", scope.stopped())
+      .status();
+}
+
+// The adapter first: a crash before the base leaves an adapter that the next start removes, because its operation made
+// no base (ModelLibrary::WasMadeBy).
+absl::Status ModelConverter::Publish(const ConvertRequest& request, store::ModelStore::Pending& base,
+                                     store::ModelStore::Pending* adapter, const base::WrittenDigests& digests,
+                                     OperationScope& scope) {
+  NIBBLE_RETURN_IF_ERROR(MarkMadeBy(work_.state.files, base.directory(), scope.identity()));
+  if (adapter != nullptr) {
+    NIBBLE_RETURN_IF_ERROR(MarkMadeBy(work_.state.files, adapter->directory(), scope.identity()));
+    NIBBLE_RETURN_IF_ERROR(adapter->Commit(scope.stopped(), digests).status());
+  }
+  const absl::Status published = base.Commit(scope.stopped(), digests).status();
+  if (published.ok() || adapter == nullptr) return published;
+  if (const absl::Status removed = work_.state.models->Delete(request.adapter_init->name); !removed.ok()) {
+    base::LogWarning("cannot remove an adapter whose base was not published",
+                     {{"model", request.adapter_init->name}, {"error", std::string(removed.message())}});
+  }
+  return published;
+}
+
 absl::StatusOr<ConvertOutcome> ModelConverter::Convert(const ConvertRequest& request, OperationScope& scope) {
   const MemoryReturn at_the_end;
   const absl::Duration began = clock_.Monotonic();
@@ -211,6 +249,10 @@ absl::StatusOr<ConvertOutcome> ModelConverter::Convert(const ConvertRequest& req
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, work_.state.models->PinModel(request.model, "a conversion"));
   NIBBLE_ASSIGN_OR_RETURN(const std::string dataset, EvalDatasetOf(request, source));
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, work_.state.models->Begin(request.name));
+  std::unique_ptr<store::ModelStore::Pending> adapter;
+  if (request.adapter_init.has_value()) {
+    NIBBLE_ASSIGN_OR_RETURN(adapter, work_.state.models->Begin(request.adapter_init->name));
+  }
   scope.Progress("read", 0, 1);
   NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*work_.state.models, work_.metrics, request.model, scope.stopped()));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(source.directory));
@@ -234,8 +276,13 @@ absl::StatusOr<ConvertOutcome> ModelConverter::Convert(const ConvertRequest& req
   report.target_digest = made.info.weights_digest;
   report.layers = std::move(made.layers);
   if (scope.cancelled()) return absl::CancelledError("cancelled");
+  if (adapter != nullptr) {
+    report.adapter = request.adapter_init->name;
+    NIBBLE_RETURN_IF_ERROR(MakeAdapter(request, made, pending->directory(), adapter->directory(), files, scope));
+  }
   if (!dataset.empty()) {
-    NIBBLE_RETURN_IF_ERROR(AddLosses(request, dataset, source.directory, pending->directory(), scope, report));
+    const std::string& result = (adapter != nullptr ? adapter : pending)->directory();
+    NIBBLE_RETURN_IF_ERROR(AddLosses(request, dataset, source.directory, result, scope, report));
     outcome.tolerance = CheckTolerance(request.tolerance, report);
     if (!outcome.tolerance.ok()) return outcome;
   }
@@ -247,8 +294,7 @@ absl::StatusOr<ConvertOutcome> ModelConverter::Convert(const ConvertRequest& req
   NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(
       work_.state.files, base::JoinPath(pending->directory(), kConversionFile), ToJson(report)));
   scope.Progress("write", 0, 1);
-  NIBBLE_RETURN_IF_ERROR(MarkMadeBy(work_.state.files, pending->directory(), scope.identity()));
-  NIBBLE_RETURN_IF_ERROR(pending->Commit(scope.stopped(), files.digests()).status());
+  NIBBLE_RETURN_IF_ERROR(Publish(request, *pending, adapter.get(), files.digests(), scope));
   work_.metrics.Converted(model::Name(made.info.format), absl::ToDoubleSeconds(clock_.Monotonic() - began));
   return outcome;
 }

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/registry/model_files.h"
 #include "server/registry/operation_mark.h"
@@ -36,12 +37,23 @@ absl::Status ModelLibrary::ReportDamaged(const std::string& name, const absl::St
 
 absl::StatusOr<bool> ModelLibrary::WasMadeBy(const std::string& model, const OperationIdentity& operation) {
   const auto stored = work_.state.models->Get(model);
-  if (absl::IsNotFound(stored.status())) return false;
-  NIBBLE_RETURN_IF_ERROR(stored.status());
-  if (!IsMadeBy(*stored, operation)) return false;
+  if (!absl::IsNotFound(stored.status())) NIBBLE_RETURN_IF_ERROR(stored.status());
+  if (!stored.ok() || !IsMadeBy(*stored, operation)) {
+    RemoveMadeBy(operation);
+    return false;
+  }
   // The server may have been killed before it synced the rename.
   NIBBLE_RETURN_IF_ERROR(work_.state.files.SyncDirectory(work_.state.paths.models()));
   return true;
+}
+
+void ModelLibrary::RemoveMadeBy(const OperationIdentity& operation) {
+  for (const store::StoredModel& stored : work_.state.models->List()) {
+    if (!IsMadeBy(stored, operation)) continue;
+    const absl::Status removed = work_.state.models->Delete(stored.name);
+    base::LogWarning("removed the adapter of an interrupted conversion, which made no base",
+                     {{"model", stored.name}, {"error", std::string(removed.message())}});
+  }
 }
 
 }  // namespace nibble::registry

@@ -47,9 +47,12 @@ class ModelLibrary {
   // Counts and logs damage that the caller has found. Returns DataLoss (ARTIFACT_CORRUPT).
   absl::Status ReportDamaged(const std::string& name, const absl::Status& why) const;
   // After a restart: whether this import, conversion or publication made the model. If so, first makes it durable.
+  // Otherwise removes the adapter that the conversion published before the model (ModelConverter::Publish).
   absl::StatusOr<bool> WasMadeBy(const std::string& model, const OperationIdentity& operation);
 
  private:
+  void RemoveMadeBy(const OperationIdentity& operation);
+
   UploadTable& uploads_;
   const ModelLibraryOptions options_;
   WorkAdmission admission_;

@@ -46,6 +46,13 @@ std::int64_t QuantizeBytes(const model::ModelConfig& config) {
   return elements * static_cast<std::int64_t>(2 * sizeof(float)) + kQuantizeBuffers;
 }
 
+std::int64_t AdapterBytes(const model::ModelConfig& config, const model::AdapterConfig& adapter) {
+  std::int64_t elements = 0;
+  for (const auto& tensor : model::AdapterTensors(config, adapter))
+    elements += model::NumElements(tensor.shape).value_or(0);
+  return elements * static_cast<std::int64_t>(sizeof(float));
+}
+
 // A file has narrow types first, so scales in f32 stay in memory until the codes of all weights are written.
 std::int64_t HeldScaleBytes(const model::ModelConfig& config, const model::Nf4Options& nf4) {
   if (nf4.double_quant) return 0;
@@ -86,6 +93,12 @@ absl::StatusOr<WorkMemory> ConvertMemory(const model::Artifact& source, const co
     need.data = evaluation->max_tokens * kEvaluatedTokenBytes;
   }
   need.buffers = QuantizeBytes(config);
+  if (options.adapter_init.has_value()) {
+    // The adapter is kept until the base is written, and is evaluated with the base.
+    const std::int64_t adapter = AdapterBytes(config, options.adapter_init->adapter);
+    need.buffers += adapter + convert::InitialAdapterBytes(*options.adapter_init, config);
+    if (need.weights > 0) need.weights += adapter;
+  }
   if (options.to == model::Format::kNf4) need.buffers += HeldScaleBytes(config, options.nf4);
   if (need.weights > 0) {
     need.kv_cache = std::max(KvBytes(config, made.kv_dtype, tokens), KvBytes(config, source.info().kv_dtype, tokens));

@@ -21,8 +21,8 @@ struct EvaluationData {
   std::int64_t max_seq_len = 0;  // tokens of the longest example
 };
 
-// Quantizing one tensor at a time; then loading the source and the new model, one after the other, for their losses and
-// the record.
+// Quantizing one tensor at a time, after taking the part of an initial adapter out of it; then loading the source and
+// the new model, one after the other, for their losses and the record.
 absl::StatusOr<WorkMemory> ConvertMemory(const model::Artifact& source, const convert::ConvertOptions& options,
                                          const std::optional<EvaluationData>& evaluation);
 

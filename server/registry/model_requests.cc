@@ -5,6 +5,7 @@
 
 #include "kernels/formats/int8.h"
 #include "server/base/error.h"
+#include "server/base/ids.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/base/utf8.h"
@@ -59,8 +60,19 @@ absl::Status CheckRandomInit(const RandomInitRequest& request) {
 
 absl::Status CheckTarget(const ConvertRequest& request) {
   const bool to_int8 = request.target == model::Format::kInt8;
-  if (!to_int8 && request.target != model::Format::kNf4 && request.target != model::Format::kTernary &&
-      request.target != model::Format::kBF16) {
+  if (request.adapter_init.has_value()) {
+    const std::string& adapter = request.adapter_init->name;
+    NIBBLE_RETURN_IF_ERROR(base::CheckName("adapter_init.name", adapter));
+    if (adapter == request.name) {
+      return FieldError("adapter_init.name",
+                        StrCat("is \"", adapter, "\" like the base, wanted another name for the adapter"));
+    }
+    if (request.target != model::Format::kNf4 && request.target != model::Format::kBF16 &&
+        request.target != model::Format::kF32) {
+      return FieldError("target", "wanted NF4, BF16 or F32 with adapter_init");
+    }
+  } else if (!to_int8 && request.target != model::Format::kNf4 && request.target != model::Format::kTernary &&
+             request.target != model::Format::kBF16) {
     return FieldError("target", "wanted INT8, TERNARY, NF4 or BF16");
   }
   if (request.target != model::Format::kNf4) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "server/convert/adapter_init.h"
 #include "server/convert/export.h"
 #include "server/model/artifact.h"
 
@@ -39,10 +40,15 @@ struct ConversionTolerance {
   bool is_set() const { return max_eval_loss_delta.has_value() || min_top1_agreement.has_value(); }
 };
 
+struct AdapterInitRequest {
+  std::string name;  // of the adapter
+  convert::AdapterInit init;
+};
+
 struct ConvertRequest {
   std::string model;
   std::string name;                     // of the new model
-  std::optional<model::Format> target;  // kInt8, kTernary, kNf4 or kBF16; required
+  std::optional<model::Format> target;  // kInt8, kTernary, kNf4 or kBF16, with adapter_init also kF32; required
   // head, act_outliers and activations: only for an int8 target.
   std::optional<model::Format> head;         // kInt8 or kBF16; unset: as the source's job trained it, otherwise kInt8
   std::optional<std::int32_t> act_outliers;  // per activation row
@@ -51,7 +57,8 @@ struct ConvertRequest {
   std::optional<std::int64_t> nf4_block;
   std::optional<bool> double_quant;
   std::optional<std::int64_t> scaler_block;
-  bool merge = false;  // requires that the model is an adapter
+  std::optional<AdapterInitRequest> adapter_init;  // makes an adapter too, on the new model
+  bool merge = false;                              // requires that the model is an adapter
   ConversionTolerance tolerance;
   std::optional<std::string> eval_dataset;  // unset: the evaluation data of the job that made the model, if any
 };
@@ -72,7 +79,8 @@ struct PublishRequest {
 
 // Errors: InvalidArgument (FIELD_VIOLATION).
 absl::Status CheckRandomInit(const RandomInitRequest& request);
-// The target, and the fields that only an int8 or an nf4 target has. Errors: InvalidArgument (FIELD_VIOLATION).
+// The target, the adapter's name, and the fields that only an int8 or an nf4 target has. Errors: InvalidArgument
+// (FIELD_VIOLATION).
 absl::Status CheckTarget(const ConvertRequest& request);
 // The tolerance and the values of the fields that only some targets have. Errors: as CheckTarget.
 absl::Status CheckQuality(const ConvertRequest& request);

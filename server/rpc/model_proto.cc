@@ -204,6 +204,7 @@ v1::ConversionReport ToProto(const registry::ConversionReport& report, bool deta
   if (report.eval_loss_after.has_value()) out.set_eval_loss_after(*report.eval_loss_after);
   if (report.top1_agreement.has_value()) out.set_top1_agreement(*report.top1_agreement);
   out.set_eval_tokens(report.eval_tokens);
+  out.set_adapter(report.adapter);
   if (!detailed) return out;
   for (const convert::LayerError& layer : report.layers) {
     auto* error = out.add_layers();

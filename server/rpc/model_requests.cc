@@ -1,11 +1,15 @@
 #include "server/rpc/model_requests.h"
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "server/base/error.h"
 #include "server/base/ids.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/jobs/lora_method.h"
+#include "server/jobs/spec_checker.h"
 #include "server/rpc/model_proto.h"
 #include "server/rpc/status.h"
 
@@ -40,6 +44,47 @@ registry::ConversionTolerance ToTolerance(const v1::ConversionTolerance& toleran
   return out;
 }
 
+// The options of the adapter, with the defaults of a job's.
+jobs::LoraMethod AdapterOptions(const v1::AdapterInit& init) {
+  jobs::LoraMethod lora;
+  if (init.has_r()) lora.r = init.r();
+  if (init.has_alpha()) lora.alpha = init.alpha();
+  if (init.target_modules_size() > 0)
+    lora.target_modules = {init.target_modules().begin(), init.target_modules().end()};
+  if (init.has_use_rslora()) lora.use_rslora = init.use_rslora();
+  if (init.has_target_pattern()) lora.target_pattern = init.target_pattern();
+  lora.rank_pattern = {init.rank_pattern().begin(), init.rank_pattern().end()};
+  lora.alpha_pattern = {init.alpha_pattern().begin(), init.alpha_pattern().end()};
+  return lora;
+}
+
+registry::AdapterInitRequest ToAdapterInit(const v1::AdapterInit& init) {
+  registry::AdapterInitRequest out;
+  out.name = init.name();
+  if (init.method() == v1::ADAPTER_INIT_METHOD_LOFTQ) out.init.method = convert::InitMethod::kLoftq;
+  // CheckFields refuses options that make no adapter.
+  jobs::LoraMethod options = AdapterOptions(init);
+  jobs::ResolveAdapter(options);
+  out.init.adapter = jobs::AdapterOf(options).value_or(model::AdapterConfig());
+  if (init.has_iterations()) out.init.iterations = init.iterations();
+  return out;
+}
+
+absl::Status CheckFields(const v1::AdapterInit& init) {
+  if (init.method() == v1::ADAPTER_INIT_METHOD_UNSPECIFIED || !v1::AdapterInitMethod_IsValid(init.method())) {
+    return FieldError("adapter_init.method",
+                      init.method() == v1::ADAPTER_INIT_METHOD_UNSPECIFIED
+                          ? std::string("is not set, wanted PISSA or LOFTQ")
+                          : StrCat("is ", static_cast<int>(init.method()), ", wanted PISSA or LOFTQ"));
+  }
+  const jobs::LoraMethod options = AdapterOptions(init);
+  jobs::SpecChecker check;
+  check.Int("adapter_init.r", options.r, 1, model::kMaxLoraRank);
+  jobs::CheckAdapter("adapter_init", options, check);
+  const std::vector<jobs::FieldViolation> found = check.Take();
+  return found.empty() ? absl::OkStatus() : FieldError(found[0].field, found[0].message);
+}
+
 }  // namespace
 
 registry::ImportRequest FromProto(const v1::ImportModelRequest& request) {
@@ -71,6 +116,7 @@ registry::ConvertRequest FromProto(const v1::ConvertModelRequest& request) {
   if (request.has_nf4_block()) out.nf4_block = request.nf4_block();
   if (request.has_double_quant()) out.double_quant = request.double_quant();
   if (request.has_scaler_block()) out.scaler_block = request.scaler_block();
+  if (request.has_adapter_init()) out.adapter_init = ToAdapterInit(request.adapter_init());
   out.merge = request.lora() == v1::LORA_HANDLING_MERGE;
   out.tolerance = ToTolerance(request.tolerance());
   if (request.has_eval_dataset()) out.eval_dataset = request.eval_dataset();
@@ -99,6 +145,7 @@ absl::Status CheckFields(const v1::ConvertModelRequest& request) {
   if (!request.has_model()) return FieldError("source", "is not set, wanted model");
   const registry::ConvertRequest fields = FromProto(request);
   NIBBLE_RETURN_IF_ERROR(registry::CheckTarget(fields));
+  if (request.has_adapter_init()) NIBBLE_RETURN_IF_ERROR(CheckFields(request.adapter_init()));
   if (request.lora() == v1::LORA_HANDLING_KEEP || request.lora() == v1::LORA_HANDLING_MERGE_AWARE) {
     return Unimplemented(StrCat("ConvertModelRequest.lora ", v1::LoraHandling_Name(request.lora())));
   }

@@ -34,13 +34,18 @@ class ModelMemoryTest : public AppTest {
     bytes_ = bytes;
     StartApp();
   }
-  longrunning::Operation Convert(v1::ModelFormat target, const std::string& name,
-                                 const std::string& eval_dataset = "") {
+  longrunning::Operation Convert(v1::ModelFormat target, const std::string& name, const std::string& eval_dataset = "",
+                                 int rank = 0) {
     v1::ConvertModelRequest request;
     request.set_model("base");
     request.set_name(name);
     request.set_target(target);
     if (!eval_dataset.empty()) request.set_eval_dataset(eval_dataset);
+    if (rank > 0) {  // an initial adapter
+      request.mutable_adapter_init()->set_method(v1::ADAPTER_INIT_METHOD_LOFTQ);
+      request.mutable_adapter_init()->set_name(name + "-adapter");
+      request.mutable_adapter_init()->set_r(rank);
+    }
     longrunning::Operation operation;
     const grpc::Status status = Call(models_, &v1::ModelService::Stub::ConvertModel, request, &operation);
     EXPECT_TRUE(status.ok()) << status.error_message();
@@ -166,6 +171,18 @@ TEST_F(ModelMemoryTest, C5ConversionTakesItsMemoryFromThatOfModels) {
   EXPECT_GT(evaluated.need, plain.need) << "both models, and the data";
   Restart(evaluated.need);
   const auto made = Convert(v1::MODEL_FORMAT_INT8, "small", "page");
+  EXPECT_TRUE(made.has_response()) << made.error().message();
+}
+
+TEST_F(ModelMemoryTest, C5InitialAdapterAddsToTheMemoryOfItsConversion) {
+  Import("base");
+  Restart(2000);
+  const Refusal plain = RefusalOf(Convert(v1::MODEL_FORMAT_NF4, "plain").error());
+  const Refusal adapted = RefusalOf(Convert(v1::MODEL_FORMAT_NF4, "small", "", 2).error());
+  EXPECT_GT(adapted.need, plain.need);
+  EXPECT_GT(RefusalOf(Convert(v1::MODEL_FORMAT_NF4, "small", "", 4).error()).need, adapted.need);
+  Restart(adapted.need);
+  const auto made = Convert(v1::MODEL_FORMAT_NF4, "small", "", 2);
   EXPECT_TRUE(made.has_response()) << made.error().message();
 }
 

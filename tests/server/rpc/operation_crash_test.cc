@@ -6,6 +6,8 @@
 #include <atomic>
 #include <functional>
 #include <limits>
+#include <set>
+#include <string>
 
 #include "server/base/hooked_files.h"
 #include "server/base/json.h"
@@ -58,18 +60,18 @@ class OperationCrashTest : public AppTest {
     options.trainer_path = "/bin/false";  // a job only needs to be created
     return options;
   }
-  // Runs the operation kLast times; each time, another one of its last changes of the disk is the first that fails.
+  // Runs the operation `last` times; each time, another one of its last changes of the disk is the first that fails.
   // Returns how often the next start of the server found the model.
-  int CutOff(const std::string& prefix, const Begin& begin) {
+  int CutOff(const std::string& prefix, const Begin& begin, std::int64_t last = kLast) {
     longrunning::Operation operation;
     left_ = kNever;
     EXPECT_TRUE(begin(prefix + "-whole", &operation).ok());
     const longrunning::Operation whole = Wait(operation);
     EXPECT_TRUE(whole.has_response()) << whole.error().message();
     const std::int64_t changes = kNever - left_;
-    EXPECT_GT(changes, kLast);
+    EXPECT_GT(changes, last);
     int recovered = 0;
-    for (std::int64_t k = changes - kLast; k < changes; ++k) recovered += Crash(StrCat(prefix, "-", k), k, begin);
+    for (std::int64_t k = changes - last; k < changes; ++k) recovered += Crash(StrCat(prefix, "-", k), k, begin);
     return recovered;
   }
 
@@ -137,6 +139,35 @@ TEST_F(OperationCrashTest, C8ConversionIsDoneIfItsModelWasPublishedBeforeTheCras
   });
   EXPECT_GT(recovered, 2);
   EXPECT_LT(recovered, kLast) << "some were interrupted before the rename";
+}
+
+// Both models are published, or none: an adapter without a base is removed.
+TEST_F(OperationCrashTest, C8ConversionWithAnAdapterMakesBothModelsOrNone) {
+  constexpr std::int64_t kLastOfBoth = 26;
+  Import("base");
+  const auto convert = [this](const std::string& name, longrunning::Operation* operation) {
+    v1::ConvertModelRequest request;
+    request.set_model("base");
+    request.set_name(name);
+    request.set_target(v1::MODEL_FORMAT_NF4);
+    request.mutable_adapter_init()->set_method(v1::ADAPTER_INIT_METHOD_PISSA);
+    request.mutable_adapter_init()->set_name(name + "-adapter");
+    request.mutable_adapter_init()->set_r(2);
+    request.set_request_id(name);
+    return Call(models_, &v1::ModelService::Stub::ConvertModel, request, operation);
+  };
+  const int recovered = CutOff("both", convert, kLastOfBoth);
+  EXPECT_GT(recovered, 2);
+  EXPECT_LT(recovered, kLastOfBoth) << "some were interrupted before the rename";
+  v1::ListModelsResponse all;
+  ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ListModels, v1::ListModelsRequest(), &all).ok());
+  std::set<std::string> names;
+  for (const v1::Model& model : all.models()) names.insert(model.name());
+  EXPECT_EQ(names.size(), static_cast<std::size_t>(1 + 2 * (1 + recovered)));
+  for (const std::string& name : names) {
+    const bool is_base = name != "base" && !name.ends_with("-adapter");
+    EXPECT_TRUE(!is_base || names.contains(name + "-adapter")) << name;
+  }
 }
 
 TEST_F(OperationCrashTest, C8PublicationIsDoneIfItsModelWasPublishedBeforeTheCrash) {
