@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_replace.h"
 #include "client/cli/app.h"
 #include "client/cli/command.h"
@@ -40,6 +41,7 @@ void PrintModel(Session& session, const v1::Model& model) {
   table.Add({"logits", model.determinism() == v1::DETERMINISM_EXACT ? "exact" : "best effort"});
   table.Add({"record", base::StrCat(model.record_rows(), " rows")});
   table.Add({"loaded", model.loaded() ? "yes" : "no"});
+  if (!model.conversion().adapter().empty()) table.Add({"adapter", model.conversion().adapter()});
   if (model.has_conversion() && model.conversion().has_eval_loss_before() && model.conversion().has_eval_loss_after()) {
     table.Add({"eval loss", base::StrCat(HumanNumber(model.conversion().eval_loss_before(), 6), " before conversion, ",
                                          HumanNumber(model.conversion().eval_loss_after(), 6), " after")});
@@ -266,8 +268,17 @@ absl::Status Verify(Session& session, const std::string& name, bool no_wait) {
       " (token ", first.token_id(), "): recorded ", first.recorded_digest(), ", computed ", first.computed_digest()));
 }
 
+struct AdapterInitOptions {
+  std::optional<std::string> method, name, target_pattern;
+  std::optional<std::int32_t> rank, iterations;
+  std::optional<double> alpha;
+  bool rslora = false;
+  std::vector<std::string> targets, rank_patterns, alpha_patterns;
+};
+
 struct ConvertOptions {
   std::string source, to, name;
+  AdapterInitOptions adapter;
   std::optional<std::string> head;
   std::optional<std::string> activations;
   std::optional<std::int32_t> act_outliers;
@@ -276,8 +287,48 @@ struct ConvertOptions {
   std::optional<std::string> eval_dataset;
 };
 
+// Adds "PATTERN=VALUE" to a map.
+template <typename Value, typename Parse>
+absl::Status AddPattern(const char* field, const std::string& text, Parse parse,
+                        google::protobuf::Map<std::string, Value>& out) {
+  const std::size_t equals = text.rfind('=');
+  Value value = {};
+  if (equals != std::string::npos && parse(text.substr(equals + 1), &value)) {
+    NIBBLE_RETURN_IF_ERROR(CheckText(field, text));
+    if (out.emplace(text.substr(0, equals), value).second) return absl::OkStatus();
+    return base::FieldError(field, base::StrCat("has \"", text.substr(0, equals), "\" twice"));
+  }
+  return base::FieldError(field, base::StrCat("is \"", text, "\", wanted PATTERN=NUMBER"));
+}
+
+absl::Status SetAdapterInit(const AdapterInitOptions& options, v1::AdapterInit& init) {
+  init.set_method(*options.method == "loftq" ? v1::ADAPTER_INIT_METHOD_LOFTQ : v1::ADAPTER_INIT_METHOD_PISSA);
+  NIBBLE_RETURN_IF_ERROR(CheckText("adapter-name", options.name.value_or("")));
+  init.set_name(options.name.value_or(""));
+  if (options.rank.has_value()) init.set_r(*options.rank);
+  if (options.alpha.has_value()) init.set_alpha(*options.alpha);
+  if (options.rslora) init.set_use_rslora(true);
+  for (const std::string& target : options.targets) {
+    NIBBLE_RETURN_IF_ERROR(CheckText("target", target));
+    init.add_target_modules(target);
+  }
+  if (options.target_pattern.has_value()) {
+    NIBBLE_RETURN_IF_ERROR(CheckText("target-pattern", *options.target_pattern));
+    init.set_target_pattern(*options.target_pattern);
+  }
+  const auto parse_int = [](const std::string& text, std::int32_t* value) { return absl::SimpleAtoi(text, value); };
+  const auto parse_number = [](const std::string& text, double* value) { return absl::SimpleAtod(text, value); };
+  for (const std::string& text : options.rank_patterns)
+    NIBBLE_RETURN_IF_ERROR(AddPattern("rank-pattern", text, parse_int, *init.mutable_rank_pattern()));
+  for (const std::string& text : options.alpha_patterns)
+    NIBBLE_RETURN_IF_ERROR(AddPattern("alpha-pattern", text, parse_number, *init.mutable_alpha_pattern()));
+  if (options.iterations.has_value()) init.set_iterations(*options.iterations);
+  return absl::OkStatus();
+}
+
 v1::ModelFormat Format(const std::string& text) {
   return text == "int8"      ? v1::MODEL_FORMAT_INT8
+         : text == "f32"     ? v1::MODEL_FORMAT_F32
          : text == "ternary" ? v1::MODEL_FORMAT_TERNARY
          : text == "nf4"     ? v1::MODEL_FORMAT_NF4
                              : v1::MODEL_FORMAT_BF16;
@@ -297,6 +348,9 @@ absl::Status Convert(Session& session, const ConvertOptions& options) {
   if (options.scaler_block.has_value()) request.set_scaler_block(*options.scaler_block);
   if (!options.double_quant) request.set_double_quant(false);
   if (options.eval_dataset.has_value()) request.set_eval_dataset(*options.eval_dataset);
+  if (options.adapter.method.has_value()) {
+    NIBBLE_RETURN_IF_ERROR(SetAdapterInit(options.adapter, *request.mutable_adapter_init()));
+  }
   request.set_request_id(NewUuid());
   NIBBLE_ASSIGN_OR_RETURN(auto operation, session.client().Call(&ModelService::Stub::ConvertModel, request));
   Progress progress(session.terminal);
@@ -305,6 +359,7 @@ absl::Status Convert(Session& session, const ConvertOptions& options) {
   if (session.json) {
     base::Json json = ModelJson(answer.model());
     json["report"] = ToJson(answer.report());
+    if (answer.has_adapter()) json["adapter"] = ModelJson(answer.adapter());
     session.Print(json);
     return absl::OkStatus();
   }
@@ -392,12 +447,35 @@ void AddImport(CLI::App& models, Session& session) {
   sub->callback([&session, o] { session.command = [&session, o] { return Import(session, *o); }; });
 }
 
+void AddAdapterInit(CLI::App& sub, AdapterInitOptions& o) {
+  CLI::Option* const init =
+      sub.add_option("--adapter-init", o.method,
+                     "Also make an adapter for --warm-start-from, with the largest singular values "
+                     "of the weights (pissa) or of the error of nf4 (loftq)")
+          ->check(CLI::IsMember({"pissa", "loftq"}));
+  init->needs(sub.add_option("--adapter-name", o.name, "Name of the adapter")->needs(init));
+  sub.add_option("--rank", o.rank, "Rank of the adapter (default 16)")->needs(init);
+  sub.add_option("--alpha", o.alpha, "Scale of the adapter (default 32)")->needs(init);
+  sub.add_flag("--rslora", o.rslora, "Scale the adapter by alpha / sqrt(rank)")->needs(init);
+  sub.add_option("--target", o.targets, "Linears that get an adapter, such as q_proj,v_proj (default all seven)")
+      ->delimiter(',')
+      ->needs(init);
+  sub.add_option("--target-pattern", o.target_pattern, "Regular expression of their paths, instead of --target")
+      ->needs(init);
+  sub.add_option("--rank-pattern", o.rank_patterns, "PATTERN=RANK for some of them; repeatable")->needs(init);
+  sub.add_option("--alpha-pattern", o.alpha_patterns, "PATTERN=ALPHA for some of them; repeatable")->needs(init);
+  sub.add_option("--iterations", o.iterations, "loftq: quantizations, 1 to 16 (default 1)")->needs(init);
+}
+
 void AddConvert(CLI::App& models, Session& session) {
-  CLI::App* sub =
-      models.add_subcommand("convert", "Convert a model to int8, ternary, nf4 or bf16; an adapter is merged");
+  CLI::App* sub = models.add_subcommand("convert",
+                                        "Convert a model to int8, ternary, nf4 or bf16; an adapter is merged. With "
+                                        "--adapter-init: make a base and an adapter that begins with a part of it");
   auto o = std::make_shared<ConvertOptions>();
   sub->add_option("NAME", o->source, "Model or adapter to convert")->required();
-  sub->add_option("--to", o->to, "Target format")->required()->check(CLI::IsMember({"int8", "ternary", "nf4", "bf16"}));
+  sub->add_option("--to", o->to, "Target format; f32 only with --adapter-init pissa")
+      ->required()
+      ->check(CLI::IsMember({"int8", "ternary", "nf4", "bf16", "f32"}));
   sub->add_option("--name", o->name, "Name of the new model")->required();
   sub->add_option("--head", o->head,
                   "int8: format of the LM head (default as the base's for an adapter on an int8 base, bf16 for another "
@@ -417,6 +495,7 @@ void AddConvert(CLI::App& models, Session& session) {
   sub->add_flag("!--no-double-quant", o->double_quant, "nf4: leave the scales in f32");
   sub->add_option("--eval-dataset", o->eval_dataset,
                   "Dataset for the loss before and after (default: evaluation data of the model's job)");
+  AddAdapterInit(*sub, o->adapter);
   sub->callback([&session, o] { session.command = [&session, o] { return Convert(session, *o); }; });
 }
 

@@ -252,6 +252,38 @@ TEST(JsonTest, OptionsArriveInTheRequests) {
   RunNibble(server, {"models", "convert", "a", "--to", "nf4", "--name", "b"});
   EXPECT_EQ(server.convert_model.asked.at(0).target(), v1::MODEL_FORMAT_NF4);
   EXPECT_FALSE(server.convert_model.asked[0].has_head());
+  EXPECT_FALSE(server.convert_model.asked[0].has_adapter_init());
+  RunNibble(server, {"models",
+                     "convert",
+                     "a",
+                     "--to",
+                     "f32",
+                     "--name",
+                     "b",
+                     "--adapter-init",
+                     "loftq",
+                     "--adapter-name",
+                     "c",
+                     "--rank",
+                     "4",
+                     "--alpha",
+                     "8.5",
+                     "--rslora",
+                     "--target",
+                     "q_proj,v_proj",
+                     "--rank-pattern",
+                     "layers.0=2",
+                     "--alpha-pattern",
+                     "v_proj=1.5",
+                     "--iterations",
+                     "3"});
+  const v1::ConvertModelRequest& adapted = server.convert_model.asked.at(1);
+  EXPECT_EQ(adapted.target(), v1::MODEL_FORMAT_F32);
+  const v1::AdapterInit wanted = Proto<v1::AdapterInit>(
+      "method: ADAPTER_INIT_METHOD_LOFTQ name: 'c' r: 4 alpha: 8.5 use_rslora: true target_modules: 'q_proj' "
+      "target_modules: 'v_proj' rank_pattern { key: 'layers.0' value: 2 } alpha_pattern { key: 'v_proj' value: 1.5 } "
+      "iterations: 3");
+  EXPECT_EQ(adapted.adapter_init().DebugString(), wanted.DebugString());
   RunNibble(server, {"models", "export", "a", "--format", "hf", "--out", TemporaryFolder()});
   EXPECT_EQ(server.export_model.asked.at(0).format(), v1::EXPORT_FORMAT_HF);
   EXPECT_FALSE(server.export_model.asked[0].has_max_shard_bytes());
