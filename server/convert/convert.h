@@ -31,8 +31,8 @@ struct ConvertOptions {
   // with an int8 head. Unset: as an adapter's int8 base; false for other adapters and for a model that a job trained,
   // all of which were trained with a float head; otherwise true.
   std::optional<bool> int8_head = std::nullopt;
-  // Serving rounds K and V to this type. Unset: bf16; for ternary from BitNet masters, the masters' type; for an adapter
-  // on an int8 base and for kF32, the source's.
+  // Serving rounds K and V to this type. Unset: bf16; for ternary from BitNet masters, the masters' type; the source's
+  // for an adapter on an int8 base and for kF32.
   std::optional<kernels::DType> kv_dtype = std::nullopt;
   model::Nf4Options nf4 = {};  // nf4
   // Makes the base of an adapter, and the values with which the adapter begins: for kNf4, and with kPissa also kBF16
@@ -70,16 +70,16 @@ model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const Co
 inline constexpr char kAdapterInit[] = "adapter_init";
 
 // Makes int8 from f32, bf16, nf4 and lora; nf4 and ternary from f32 and bf16; bf16 from f32, nf4 and lora. Copies an
-// int8 model that a job trained, and shares its file if possible. With adapter_init, the source is f32 or bf16, and a
-// target of the adapter is made of InitialAdapter::rest. A lora model is merged onto its base, W + (B A) *
-// scaling in f32, before it becomes int8 or is rounded to bf16; an nf4 or int8 base is DEQUANTIZED first (peft#2105),
-// and what no adapter changes keeps its int8 codes. One tensor is in memory at a time, and for nf4 without
-// double quantization all scales. Ternary codes are made exactly
-// once, from master weights: a tensor or model that is already ternary is refused. Embedding and head of a ternary
-// model get the source's BitNetInfo::head_dtype (bf16 if it has none). `target` must not exist, or must be empty. On
-// any error nothing is left there. Errors: InvalidArgument (options; an unsupported format pair; more input features
-// than the format's product allows; matrices for int8, ternary or bf16 that are not finite), FailedPrecondition
-// (ALREADY_TERNARY), AlreadyExists, Cancelled, those of the file system.
+// int8 model that a job trained, and shares its file if possible. With adapter_init, makes a base from f32 and bf16, of
+// InitialAdapter::rest where the adapter has targets. A lora model is merged onto its base, W + (B A) * scaling in f32,
+// before it becomes int8 or is rounded to bf16; an nf4 or int8 base is DEQUANTIZED first (peft#2105), and what no
+// adapter changes keeps its int8 codes. One tensor is in memory at a time; also all scales, for nf4 without double
+// quantization, and the values of an initial adapter. Ternary codes are made exactly once, from master weights: a
+// tensor or model that is already ternary is refused. Embedding and head of a ternary model get the source's
+// BitNetInfo::head_dtype (bf16 if it has none). `target` must not exist, or must be empty. On any error nothing is left
+// there. Errors: InvalidArgument (options; an unsupported format pair; more input features than the format's product
+// allows; matrices for int8, ternary or bf16, or targets of an initial adapter, that are not finite; those of
+// CheckAdapterInit), FailedPrecondition (ALREADY_TERNARY), AlreadyExists, Cancelled, those of the file system.
 absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model::Artifact& source,
                                            const std::string& target, const ConvertOptions& options,
                                            const kernels::Stream& stream);
