@@ -5,7 +5,9 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <string_view>
 
+#include "server/base/hooked_files.h"
 #include "tests/server/rpc/model_service_fixture.h"
 
 namespace nibble {
@@ -99,6 +101,44 @@ TEST_F(AdapterInitServiceTest, ExceededToleranceMakesNeitherModel) {
   EXPECT_FALSE(Exists("base-adapter"));
   request.clear_tolerance();
   EXPECT_EQ(Converted(request).adapter().name(), "base-adapter") << "both names are free again";
+}
+
+// Refuses to publish the model "broken".
+class BrokenRename {
+ public:
+  template <typename Work>
+  auto Around(std::string_view operation, const std::string& path, Work work) -> decltype(work()) {
+    if (operation == "rename" && path.ends_with("/models/broken")) return absl::InternalError("injected");
+    return work();
+  }
+  template <typename Write>
+  absl::Status Append(const std::string& /*path*/, std::string_view bytes, Write write) {
+    return write(bytes);
+  }
+};
+
+class AdapterInitFailureTest : public AdapterInitServiceTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = AdapterInitServiceTest::Options();
+    options.files = &files_;
+    return options;
+  }
+
+ private:
+  base::HookedFiles<BrokenRename> files_{base::RealFileSystem()};
+};
+
+TEST_F(AdapterInitFailureTest, AdapterWhoseBaseCannotBePublishedIsRemoved) {
+  Import("source");
+  longrunning::Operation operation;
+  ASSERT_TRUE(Start(Request("broken"), &operation).ok());
+  EXPECT_TRUE(Wait(operation).has_error());
+  EXPECT_FALSE(Exists("broken"));
+  EXPECT_FALSE(Exists("broken-adapter"));
+  v1::ConvertModelRequest request = Request("whole");
+  request.mutable_adapter_init()->set_name("broken-adapter");
+  EXPECT_EQ(Converted(request).adapter().name(), "broken-adapter") << "its name is free again";
 }
 
 TEST_F(AdapterInitServiceTest, TakenNamesAreRefusedBeforeAnyWork) {

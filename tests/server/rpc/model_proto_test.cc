@@ -21,6 +21,7 @@ registry::ConversionReport FullReport() {
   report.target_format = model::Format::kInt8;
   report.source_digest = std::string(64, 'a');
   report.target_digest = std::string(64, 'b');
+  report.adapter = "tuned-start";
   report.layers = {{.name = "model.layers.0.self_attn.q_proj.weight",
                     .rms_error = 0.1,
                     .relative_error = 1.0 / 3,
