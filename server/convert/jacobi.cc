@@ -5,8 +5,8 @@
 #include <numeric>
 #include <utility>
 
-#include "kernels/lane_sum.h"
 #include "server/base/status_macros.h"
+#include "server/convert/dot.h"
 
 namespace nibble::convert {
 namespace {
@@ -15,10 +15,6 @@ constexpr double kOrthogonal = 1e-14;  // |<p, q>| / (|p| |q|) that needs no rot
 constexpr double kNegligible = 1e-24;  // <p, q> beside the sum of all squares: rows of noise need no rotation
 constexpr int kMaxSweeps = 40;         // 6 to 12 are usual
 constexpr std::int64_t kPairGrain = 4;
-
-double Dot(const double* p, const double* q, std::int64_t n) {
-  return kernels::LaneSum64(n, [=](std::int64_t i) { return p[i] * q[i]; });
-}
 
 // Rows (p, q) become (cosine p - sine q, sine p + cosine q).
 void Rotate(double* p, double* q, std::int64_t n, double cosine, double sine) {

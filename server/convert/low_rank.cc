@@ -9,6 +9,7 @@
 #include "kernels/philox.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/convert/dot.h"
 #include "server/convert/jacobi.h"
 
 namespace nibble::convert {
@@ -53,8 +54,8 @@ struct Basis {
 
 // Gram-Schmidt on one column of v, twice, against the columns before it ("twice is enough": Giraud et al., Numer. Math.
 // 101, 2005). factor [cols, cols], if not null, gets the upper triangular matrix R for which the old columns are the
-// new ones times R. Every coefficient and every element is one chain of additions in order; threads split coefficients
-// and rows.
+// new ones times R. A coefficient is a chain of additions over the rows in order, and an element a Dot; threads split
+// coefficients and rows.
 void OrthogonalizeColumn(Basis& v, std::int64_t column, double* factor, const kernels::Stream& stream) {
   const auto norm_of = [&] {
     double sum = 0;
@@ -75,9 +76,7 @@ void OrthogonalizeColumn(Basis& v, std::int64_t column, double* factor, const ke
     stream.ParallelFor(v.rows, kRowGrain, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {
         double* row = v.Row(r);
-        double value = row[column];
-        for (std::int64_t c = 0; c < column; ++c) value -= parts[static_cast<std::size_t>(c)] * row[c];
-        row[column] = value;
+        row[column] -= Dot(parts.data(), row, column);
       }
     });
     if (factor == nullptr) continue;
@@ -157,9 +156,7 @@ LowRank Join(const Basis& q, const Basis& p, const SmallSvd& svd, std::int64_t r
   for (std::int64_t t = 0; t < rank; ++t)
     root[static_cast<std::size_t>(t)] = std::sqrt(svd.values[static_cast<std::size_t>(t)]);
   const auto combine = [&](const double* row, const std::vector<double>& vectors, std::int64_t t) {
-    double sum = 0;
-    for (std::int64_t c = 0; c < svd.n; ++c) sum += row[c] * vectors[static_cast<std::size_t>(t * svd.n + c)];
-    return sum;
+    return Dot(row, vectors.data() + t * svd.n, svd.n);
   };
   stream.ParallelFor(q.rows, kRowGrain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {

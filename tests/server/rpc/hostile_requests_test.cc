@@ -226,7 +226,10 @@ class HostileRequestsTest : public AppTest {
     if (auto* one = dynamic_cast<v1::ConvertModelRequest*>(message)) {
       one->set_name("converted");
       one->set_model("tiny");
-      one->set_target(v1::MODEL_FORMAT_INT8);
+      one->set_target(v1::MODEL_FORMAT_NF4);
+      one->mutable_adapter_init()->set_method(v1::ADAPTER_INIT_METHOD_PISSA);
+      one->mutable_adapter_init()->set_name(StrCat("adapter-", ++num_adapters_));
+      one->mutable_adapter_init()->set_r(2);
     }
     if (auto* one = dynamic_cast<v1::ExportModelRequest*>(message)) one->set_format(v1::EXPORT_FORMAT_HF);
     if (auto* one = dynamic_cast<v1::PublishCheckpointRequest*>(message)) one->set_name("published");
@@ -406,7 +409,8 @@ class HostileRequestsTest : public AppTest {
   }
 
   std::string root_, outside_;
-  std::string artifact_;  // an export of "tiny"
+  std::string artifact_;          // an export of "tiny"
+  mutable int num_adapters_ = 0;  // a conversion with a permitted name makes an adapter
   bool has_device_ = false;
 };
 
