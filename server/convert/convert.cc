@@ -120,7 +120,7 @@ class Converter {
       } else {
         NIBBLE_RETURN_IF_ERROR(PutFloat(spec));
       }
-      NIBBLE_ASSIGN_OR_RETURN(const model::TensorView done, source_.Tensor(spec.name));
+      NIBBLE_ASSIGN_OR_RETURN(const model::TensorView done, source_.Tensor(source_.InUse(spec.name)));
       model::ForgetPages(done.bytes);
       if (initial_.has_value()) KeepInitial(spec);
     }
@@ -232,7 +232,7 @@ class Converter {
   }
 
   absl::Status PutFloat(const TensorSpec& spec) {
-    NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, source_.Tensor(spec.name));
+    NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, source_.Tensor(source_.InUse(spec.name)));
     NIBBLE_ASSIGN_OR_RETURN(const DType dtype, FloatType(spec));
     if (view.dtype == dtype) {
       return writer_->tensors().Put(spec.name, {reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size()});

@@ -73,13 +73,14 @@ inline constexpr char kAdapterInit[] = "adapter_init";
 // int8 model that a job trained, and shares its file if possible. With adapter_init, makes a base from f32 and bf16, of
 // InitialAdapter::rest where the adapter has targets. A lora model is merged onto its base, W + (B A) * scaling in f32,
 // before it becomes int8 or is rounded to bf16; an nf4 or int8 base is DEQUANTIZED first (peft#2105), and what no
-// adapter changes keeps its int8 codes. One tensor is in memory at a time; also all scales, for nf4 without double
-// quantization, and the values of an initial adapter. Ternary codes are made exactly once, from master weights: a
-// tensor or model that is already ternary is refused. Embedding and head of a ternary model get the source's
-// BitNetInfo::head_dtype (bf16 if it has none). `target` must not exist, or must be empty. On any error nothing is left
-// there. Errors: InvalidArgument (options; an unsupported format pair; more input features than the format's product
-// allows; matrices for int8, ternary or bf16, or targets of an initial adapter, that are not finite; those of
-// CheckAdapterInit), FailedPrecondition (ALREADY_TERNARY), AlreadyExists, Cancelled, those of the file system.
+// adapter changes keeps its int8 codes. Copies of saved modules replace the base's tensors. One tensor is in memory at
+// a time; also all scales, for nf4 without double quantization, and the values of an initial adapter. Ternary codes are
+// made exactly once, from master weights: a tensor or model that is already ternary is refused. Embedding and head of a
+// ternary model get the source's BitNetInfo::head_dtype (bf16 if it has none). `target` must not exist, or must be
+// empty. On any error nothing is left there. Errors: InvalidArgument (options; an unsupported format pair; more input
+// features than the format's product allows; matrices for int8, ternary or bf16, or targets of an initial adapter, that
+// are not finite; those of CheckAdapterInit), FailedPrecondition (ALREADY_TERNARY), AlreadyExists, Cancelled, those of
+// the file system.
 absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model::Artifact& source,
                                            const std::string& target, const ConvertOptions& options,
                                            const kernels::Stream& stream);
@@ -112,8 +113,8 @@ absl::StatusOr<model::ArtifactInfo> MakeTrainedModel(base::FileSystem& files, co
 
 // Makes a lora artifact from a base in nf4, int8, bf16 or f32 and an adapter. It shares the base's tensor file if
 // possible (ArtifactWriter::CreateOn). values: one f32 vector per tensor of AdapterTensors, in that order. Errors:
-// FailedPrecondition (ADAPTER_BASE: another base, BitNet masters), InvalidArgument (number of values), those of
-// ArtifactWriter.
+// FailedPrecondition (ADAPTER_BASE: another base, BitNet masters, modules_to_save that the base lacks), InvalidArgument
+// (number of values), those of ArtifactWriter.
 absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const model::Artifact& base,
                                                   const model::AdapterConfig& adapter,
                                                   const std::vector<std::vector<float>>& values,

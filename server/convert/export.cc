@@ -12,6 +12,7 @@
 #include "server/model/artifact_writer.h"
 #include "server/model/file_names.h"
 #include "server/model/safetensors_writer.h"
+#include "server/model/saved_modules.h"
 
 namespace nibble::convert {
 namespace {
@@ -59,12 +60,14 @@ class Target {
   bool kept_ = false;
 };
 
-// Writes the artifact's tensors of the given plan, streamed from the mapped file.
+// Writes the artifact's tensors of the given plan, streamed from the mapped file. A tied head is the embedding.
 absl::Status WriteTensors(base::FileSystem& files, const model::Artifact& source, const std::string& path,
                           std::vector<model::TensorPlan> plan, const std::map<std::string, std::string>& metadata) {
   NIBBLE_ASSIGN_OR_RETURN(const auto writer, model::SafetensorsWriter::Create(files, path, std::move(plan), metadata));
   for (const model::TensorPlan& tensor : writer->order()) {
-    NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, source.Tensor(tensor.name));
+    const bool tied_head = tensor.name == model::SavedName(model::kHeadName) && source.config().tied_embeddings;
+    NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view,
+                            source.Tensor(tied_head ? model::SavedName(model::kEmbeddingName) : tensor.name));
     NIBBLE_RETURN_IF_ERROR(
         writer->Put(tensor.name, {reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size()}));
   }
@@ -107,8 +110,14 @@ absl::Status ExportPeft(base::FileSystem& files, const model::Artifact& source, 
   // PEFT refuses files that do not name the framework they were written for.
   std::map<std::string, std::string> metadata = {{"format", "pt"}, {model::kBaseDigestKey, source.info().base_digest}};
   if (source.info().nf4 != model::Nf4Options()) metadata[model::kBaseNf4Key] = base::Dump(ToJson(source.info().nf4));
-  NIBBLE_RETURN_IF_ERROR(WriteTensors(files, source, base::JoinPath(target, model::kAdapterWeightsFile),
-                                      model::AdapterTensors(source.config(), adapter), metadata));
+  std::vector<model::TensorPlan> plan = model::AdapterTensors(source.config(), adapter);
+  if (model::SavesTiedEmbedding(source.config(), adapter)) {  // PEFT stores both names of the copy
+    plan.push_back({model::SavedName(model::kHeadName),
+                    kernels::DType::kF32,
+                    {source.config().vocab_size, source.config().hidden_size}});
+  }
+  NIBBLE_RETURN_IF_ERROR(
+      WriteTensors(files, source, base::JoinPath(target, model::kAdapterWeightsFile), std::move(plan), metadata));
   NIBBLE_RETURN_IF_ERROR(directory->Put(model::kAdapterConfigFile, base::Dump(model::ToPeftConfig(adapter), 2) + "\n"));
   // PEFT's own card begins with the same front matter.
   NIBBLE_RETURN_IF_ERROR(directory->Put(

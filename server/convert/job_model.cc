@@ -3,6 +3,7 @@
 #include <string>
 #include <string_view>
 
+#include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/convert/adapter_model.h"
@@ -10,6 +11,7 @@
 #include "server/model/artifact_writer.h"
 #include "server/model/float_convert.h"
 #include "server/model/safetensors.h"
+#include "server/model/saved_modules.h"
 #include "server/model/stored_tensors.h"
 #include "server/model/tensor_table.h"
 
@@ -26,6 +28,11 @@ absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const
                                                   const base::Json& provenance, const std::string& target,
                                                   const char* made_of, const base::Cancelled& cancelled) {
   NIBBLE_RETURN_IF_ERROR(CheckAdapterBase(base.info()));
+  if (const std::string problem = model::SavedModulesProblem(base.config(), adapter, base.info().int8_head);
+      !problem.empty()) {
+    return base::WithReason(absl::FailedPreconditionError(StrCat("modules_to_save ", problem)), "ADAPTER_BASE",
+                            {{"got", "int8 head"}, {"wanted", "float head"}});
+  }
   NIBBLE_ASSIGN_OR_RETURN(const auto writer, model::ArtifactWriter::CreateOn(files, target, base, cancelled));
   NIBBLE_RETURN_IF_ERROR(writer->PutAdapter(base.config(), adapter, values));
   NIBBLE_RETURN_IF_ERROR(writer->CopyCompanions(base.directory()));

@@ -17,7 +17,7 @@ using kernels::DType;
 absl::StatusOr<WeightReader> WeightReader::Open(const model::Artifact& source, const std::string& name,
                                                 const kernels::Stream& stream) {
   WeightReader reader(stream);
-  NIBBLE_ASSIGN_OR_RETURN(reader.view_, source.Tensor(name));
+  NIBBLE_ASSIGN_OR_RETURN(reader.view_, source.Tensor(source.InUse(name)));
   if (reader.view_.shape.size() != 2) return absl::InternalError(StrCat(name, " is not a matrix"));
   reader.rows_ = reader.view_.shape[0];
   reader.cols_ = reader.view_.shape[1];

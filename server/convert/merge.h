@@ -22,7 +22,7 @@ inline float At(const kernels::ConstMatrix& m, std::int64_t r, std::int64_t c) {
 }
 
 // One weight [N, K] as f32 or bf16 rows: a float tensor as stored; NF4 or int8 dequantized to f32; a weight with an
-// adapter merged in f32 (model/merged_rows.h).
+// adapter merged in f32 (model/merged_rows.h); the adapter's copy of a weight that it saves.
 class WeightReader {
  public:
   static absl::StatusOr<WeightReader> Open(const model::Artifact& source, const std::string& name,

@@ -6,6 +6,7 @@
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/saved_modules.h"
 
 namespace nibble::model {
 namespace {
@@ -33,6 +34,8 @@ constexpr std::string_view kKnownKeys[] = {"peft_type",
                                            "target_modules",
                                            "rank_pattern",
                                            "alpha_pattern",
+                                           "modules_to_save",
+                                           "ensure_weight_tying",
                                            "revision",
                                            "auto_mapping",
                                            "peft_version",
@@ -114,6 +117,23 @@ absl::Status ParsePatterns(const Json& json, const char* key, Read read,
   return absl::OkStatus();
 }
 
+absl::Status ParseModulesToSave(const Json& json, AdapterConfig& config) {
+  NIBBLE_ASSIGN_OR_RETURN(config.ensure_weight_tying,
+                          base::GetBool(json, "ensure_weight_tying", kAdapterConfigFile, false));
+  const auto modules = json.find("modules_to_save");
+  if (modules == json.end() || modules->is_null()) return absl::OkStatus();
+  const bool texts = modules->is_array() && modules->size() <= kMaxPatterns &&
+                     std::all_of(modules->begin(), modules->end(), [](const Json& module) {
+                       return module.is_string() && !module.get_ref<const std::string&>().empty();
+                     });
+  if (!texts) {
+    return absl::InvalidArgumentError(
+        StrCat(kAdapterConfigFile, ": \"modules_to_save\" is not a list of at most ", kMaxPatterns, " module names"));
+  }
+  config.modules_to_save = modules->get<std::vector<std::string>>();
+  return absl::OkStatus();
+}
+
 absl::Status ParseTargets(const Json& json, AdapterConfig& config) {
   const auto targets = json.find("target_modules");
   // PEFT saves the names of the modules that "all-linear" stands for.
@@ -150,6 +170,11 @@ std::optional<LinearAdapter> AdapterConfig::On(const std::string& path) const {
   return adapter;
 }
 
+bool AdapterConfig::Saves(const std::string& path) const {
+  return std::any_of(modules_to_save.begin(), modules_to_save.end(),
+                     [&](const std::string& text) { return path.ends_with(text); });
+}
+
 Json ToPeftConfig(const AdapterConfig& config) {
   Json json = Json::object();
   json["peft_type"] = "LORA";
@@ -164,7 +189,8 @@ Json ToPeftConfig(const AdapterConfig& config) {
   json["fan_in_fan_out"] = false;
   json["inference_mode"] = true;
   json["init_lora_weights"] = true;
-  json["modules_to_save"] = nullptr;
+  json["modules_to_save"] = config.modules_to_save.empty() ? Json(nullptr) : Json(config.modules_to_save);
+  if (config.ensure_weight_tying) json["ensure_weight_tying"] = true;
   Json& ranks = json["rank_pattern"] = Json::object();
   for (const auto& [pattern, rank] : config.rank_pattern) ranks[pattern.text()] = rank;
   Json& alphas = json["alpha_pattern"] = Json::object();
@@ -203,6 +229,7 @@ absl::StatusOr<AdapterConfig> ParsePeftConfig(const Json& json) {
   NIBBLE_RETURN_IF_ERROR(CheckBaseDigest(config.base_digest, kAdapterConfigFile));
   NIBBLE_RETURN_IF_ERROR(ParsePatterns(json, "rank_pattern", ReadRank, config.rank_pattern));
   NIBBLE_RETURN_IF_ERROR(ParsePatterns(json, "alpha_pattern", ReadAlpha, config.alpha_pattern));
+  NIBBLE_RETURN_IF_ERROR(ParseModulesToSave(json, config));
   NIBBLE_RETURN_IF_ERROR(ParseTargets(json, config));
   return config;
 }
@@ -226,6 +253,9 @@ std::string LoraBName(std::int64_t layer, LinearKind kind) {
 
 std::vector<TensorPlan> AdapterTensors(const ModelConfig& model, const AdapterConfig& adapter) {
   std::vector<TensorPlan> plan;
+  for (const TensorSpec& tensor : SavedTensors(model, adapter)) {
+    plan.push_back({SavedName(tensor.name), kernels::DType::kF32, tensor.shape});
+  }
   for (std::int64_t layer = 0; layer < model.num_layers; ++layer) {
     for (const LinearKind kind : kKinds) {
       const std::optional<LinearAdapter> on = adapter.On(ModulePath(layer, kind));

@@ -27,7 +27,7 @@ inline constexpr std::int64_t kMaxLoraRank = 4096;
 // Maximum alpha of an import and of a job (server/jobs/spec_checker.h). Far above any value in use; keeps scaled
 // weights far below f32's maximum.
 inline constexpr double kMaxLoraAlpha = 1e6;
-inline constexpr std::size_t kMaxPatterns = 64;  // of ranks, and of alphas
+inline constexpr std::size_t kMaxPatterns = 64;  // of ranks, and of alphas; also of modules_to_save
 
 // The adapter of one linear.
 struct LinearAdapter {
@@ -52,17 +52,23 @@ struct AdapterConfig {
   // Ranks and alphas of linears whose path has an end that the pattern matches. The first pattern that matches counts.
   std::vector<std::pair<ModulePattern, std::int64_t>> rank_pattern = {};
   std::vector<std::pair<ModulePattern, double>> alpha_pattern = {};
+  // Ends of the paths of modules whose trained copies belong to the adapter (saved_modules.h).
+  std::vector<std::string> modules_to_save = {};
+  // The copy of the embedding of a tied model is also its head.
+  bool ensure_weight_tying = false;
 
   // Nothing unless `path` is the ModulePath of a target. Other modules than linears of the decoder are no targets.
   std::optional<LinearAdapter> On(const std::string& path) const;
+  // Whether modules_to_save matches the path of a module, by PEFT's rule: the path ends with one of the texts.
+  bool Saves(const std::string& path) const;
 };
 
 // The result does not contain base_digest and base_nf4, which exports write elsewhere (kBaseDigestKey, kBaseNf4Key).
 base::Json ToPeftConfig(const AdapterConfig& config);
 
-// Accepts LoRA on linears of a causal decoder. Unimplemented (UNSUPPORTED_ADAPTER) names anything else (bias,
-// modules_to_save, an initialization that changes the base, an unknown option in use); InvalidArgument names a bad
-// field. Options are those of PEFT 0.21 (peft/tuners/lora/config.py).
+// Accepts LoRA on linears of a causal decoder. Unimplemented (UNSUPPORTED_ADAPTER) names anything else (bias, an
+// initialization that changes the base, an unknown option in use); InvalidArgument names a bad field. Options are those
+// of PEFT 0.21 (peft/tuners/lora/config.py).
 absl::StatusOr<AdapterConfig> ParsePeftConfig(const base::Json& json);
 
 // InvalidArgument, naming the file, unless the text is a SHA-256 of lower-case hex digits, or empty.
@@ -76,7 +82,8 @@ std::string LoraModule(const std::string& path);                      // path: a
 std::string LoraAName(std::int64_t layer, LinearKind kind);
 std::string LoraBName(std::int64_t layer, LinearKind kind);
 
-// The adapter's tensors in f32, by layer and then by LinearKind: A, B, and with DoRA the magnitudes.
+// The adapter's tensors in f32: the copies of saved modules (SavedTensors), then by layer and LinearKind A, B, and with
+// DoRA the magnitudes.
 std::vector<TensorPlan> AdapterTensors(const ModelConfig& model, const AdapterConfig& adapter);
 
 }  // namespace nibble::model

@@ -12,6 +12,7 @@
 #include "server/model/file_names.h"
 #include "server/model/float_convert.h"
 #include "server/model/safetensors.h"
+#include "server/model/saved_modules.h"
 #include "server/model/stored_tensors.h"
 
 namespace nibble::model {
@@ -333,6 +334,8 @@ absl::StatusOr<std::unique_ptr<Artifact>> Artifact::Open(const std::string& dire
   if (artifact->info_.format == Format::kLora) {
     NIBBLE_ASSIGN_OR_RETURN(const Json peft, ReadJson(directory, kAdapterConfigFile, kMaxAdapterConfigBytes));
     NIBBLE_ASSIGN_OR_RETURN(artifact->adapter_, ParsePeftConfig(peft));
+    const std::string problem = SavedModulesProblem(artifact->config_, *artifact->adapter_, artifact->info_.int8_head);
+    if (!problem.empty()) return Corrupt(StrCat(kAdapterConfigFile, ": \"modules_to_save\" ", problem));
     std::vector<StoredTensor> adapter;
     for (TensorPlan& plan : AdapterTensors(artifact->config_, *artifact->adapter_)) {
       adapter.push_back({std::move(plan.name), {plan.dtype}, std::move(plan.shape)});
@@ -348,6 +351,11 @@ absl::StatusOr<TensorView> Artifact::Tensor(const std::string& name) const {
   const auto it = tensors_.find(name);
   if (it == tensors_.end()) return absl::NotFoundError(StrCat("no tensor \"", name, "\""));
   return it->second;
+}
+
+std::string Artifact::InUse(const std::string& name) const {
+  std::string copy = SavedName(name);
+  return tensors_.contains(copy) ? copy : name;
 }
 
 absl::StatusOr<std::vector<float>> Artifact::FloatTensor(const std::string& name) const {

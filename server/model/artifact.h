@@ -111,6 +111,9 @@ class Artifact {
   const std::string& directory() const { return directory_; }
   const std::map<std::string, TensorView>& tensors() const { return tensors_; }
   absl::StatusOr<TensorView> Tensor(const std::string& name) const;  // NotFound
+  // The name in tensors() of the values that the model computes with instead of `name`: the adapter's copy
+  // (modules_to_save) if it has one, else `name` itself.
+  std::string InUse(const std::string& name) const;
   // The values as f32, from any stored float type.
   absl::StatusOr<std::vector<float>> FloatTensor(const std::string& name) const;
   // Set for a lora artifact; the adapter's tensors are in tensors() under their PEFT names.

@@ -19,6 +19,12 @@ namespace nibble::model {
 using kernels::ConstMatrix;
 using kernels::DType;
 
+namespace {
+
+constexpr std::int64_t kRoundedRows = 8;  // minimum rows per thread
+
+}  // namespace
+
 // Fills one LoadedModel. Errors name the tensor.
 class LoadedModelBuilder {
  public:
@@ -98,7 +104,7 @@ class LoadedModelBuilder {
   }
 
   absl::StatusOr<const float*> FloatVector(const std::string& name, std::int64_t size) {
-    NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> values, artifact_.FloatTensor(name));
+    NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> values, artifact_.FloatTensor(artifact_.InUse(name)));
     if (static_cast<std::int64_t>(values.size()) != size) {
       return absl::DataLossError(base::StrCat(name, ": has ", values.size(), " values, wanted ", size));
     }
@@ -121,6 +127,26 @@ class LoadedModelBuilder {
     NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix matrix, MappedMatrix(name, rows, cols));
     model_.resident_bytes_ += static_cast<std::uint64_t>(rows * cols * kernels::SizeOf(matrix.dtype));
     return matrix;
+  }
+
+  // The embedding or a float head. The adapter's copy is rounded to the type of the base's tensor.
+  absl::StatusOr<ConstMatrix> VocabularyMatrix(const std::string& name) {
+    const std::int64_t rows = config_.vocab_size;
+    const std::int64_t cols = config_.hidden_size;
+    const std::string copy = artifact_.InUse(name);
+    if (copy == name) return FloatMatrix(name, rows, cols);
+    NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix replaced, MappedMatrix(name, rows, cols));
+    if (replaced.dtype == DType::kF32) return FloatMatrix(copy, rows, cols);
+    NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix values, MappedMatrix(copy, rows, cols));
+    NIBBLE_ASSIGN_OR_RETURN(auto* rounded, Allocate<kernels::BF16>(rows * cols));
+    stream_.ParallelFor(rows, kRoundedRows, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t r = begin; r < end; ++r) {
+        std::transform(values.Row<float>(r), values.Row<float>(r) + cols, rounded + r * cols,
+                       [](float value) { return kernels::ToBF16(value); });
+      }
+    });
+    ForgetPages({static_cast<const std::byte*>(values.data), static_cast<std::size_t>(rows * cols * 4)});
+    return kernels::MakeConstMatrix(rounded, DType::kBF16, rows, cols);
   }
 
   absl::StatusOr<kernels::PackedInt8Weight> Int8(const std::string& name, std::int64_t rows, std::int64_t cols) {
@@ -149,9 +175,11 @@ class LoadedModelBuilder {
     const std::int64_t elements = kernels::PackedDenseElements(matrix.rows, matrix.cols);
     NIBBLE_ASSIGN_OR_RETURN(auto* panels, Allocate<std::byte>(elements * kernels::SizeOf(matrix.dtype)));
     kernels::PackDenseWeight(matrix.data, matrix.dtype, matrix.rows, matrix.cols, panels);
-    // If the embedding is tied, its lookups map again the pages that they need.
+    // If the embedding is tied, its lookups map again the pages that they need. A rounded copy has no file to map.
+    const bool mapped = std::none_of(model_.memory_.begin(), model_.memory_.end(),
+                                     [&](const auto& buffer) { return buffer.data() == matrix.data; });
     const std::int64_t bytes = matrix.rows * matrix.cols * kernels::SizeOf(matrix.dtype);
-    ForgetPages({static_cast<const std::byte*>(matrix.data), static_cast<std::size_t>(bytes)});
+    if (mapped) ForgetPages({static_cast<const std::byte*>(matrix.data), static_cast<std::size_t>(bytes)});
     return kernels::PackedDenseWeight{panels, matrix.dtype, matrix.rows, matrix.cols};
   }
 
@@ -255,8 +283,7 @@ class LoadedModelBuilder {
                               Int8(kEmbeddingName, config_.vocab_size, config_.hidden_size));
       return absl::OkStatus();
     }
-    NIBBLE_ASSIGN_OR_RETURN(model_.weights_.embedding,
-                            FloatMatrix(kEmbeddingName, config_.vocab_size, config_.hidden_size));
+    NIBBLE_ASSIGN_OR_RETURN(model_.weights_.embedding, VocabularyMatrix(kEmbeddingName));
     return absl::OkStatus();
   }
 
@@ -276,7 +303,7 @@ class LoadedModelBuilder {
     }
     ConstMatrix matrix = model_.weights_.embedding;
     if (!config_.tied_embeddings) {
-      NIBBLE_ASSIGN_OR_RETURN(matrix, FloatMatrix(kHeadName, rows, cols));
+      NIBBLE_ASSIGN_OR_RETURN(matrix, VocabularyMatrix(kHeadName));
     }
     if (info_.determinism() == Determinism::kBitwise) {
       head.kind = LinearWeight::Kind::kDense;

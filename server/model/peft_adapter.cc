@@ -1,7 +1,10 @@
 #include "server/model/peft_adapter.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <map>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -11,6 +14,7 @@
 #include "server/base/strings.h"
 #include "server/model/float_convert.h"
 #include "server/model/safetensors.h"
+#include "server/model/saved_modules.h"
 
 namespace nibble::model {
 namespace {
@@ -45,12 +49,39 @@ absl::StatusOr<AdapterConfig> ReadConfig(base::FileSystem& files, const std::str
   return config;
 }
 
+absl::Status UnsupportedAdapter(const std::string& message) {
+  return base::WithReason(absl::UnimplementedError(message), "UNSUPPORTED_ADAPTER");
+}
+
+absl::Status CheckSavedModules(const ModelConfig& model, const AdapterConfig& config) {
+  const std::string problem = SavedModulesProblem(model, config, /*int8_head=*/false);
+  if (!problem.empty()) return UnsupportedAdapter(StrCat(kAdapterConfigFile, ": \"modules_to_save\" ", problem));
+  if (!SavesTiedEmbedding(model, config) || config.ensure_weight_tying) return absl::OkStatus();
+  return UnsupportedAdapter(
+      StrCat(kAdapterConfigFile,
+             ": \"modules_to_save\" has the embedding of a model whose head is its embedding, which is "
+             "supported only with \"ensure_weight_tying\" true"));
+}
+
+// PEFT stores the copy of a tied embedding a second time, as the head. Removes that tensor from `tensors`.
+absl::Status TakeTiedHead(std::map<std::string, SafetensorsTensor>& tensors) {
+  const auto head = tensors.find(SavedName(kHeadName));
+  const auto embedding = tensors.find(SavedName(kEmbeddingName));
+  if (head == tensors.end() || embedding == tensors.end()) return absl::OkStatus();
+  const SafetensorsTensor &a = head->second, &b = embedding->second;
+  if (a.dtype != b.dtype || a.shape != b.shape || !std::equal(a.bytes.begin(), a.bytes.end(), b.bytes.begin())) {
+    return UnsupportedAdapter(StrCat(kAdapterWeightsFile, ": tensor \"", a.name, "\" differs from \"", b.name,
+                                     "\", but \"ensure_weight_tying\" is true"));
+  }
+  tensors.erase(head);
+  return absl::OkStatus();
+}
+
 absl::Status CheckTensor(const TensorPlan& wanted, const SafetensorsTensor& got) {
   if (got.shape != wanted.shape) return WrongShape(wanted.name, ShapeText(got.shape), ShapeText(wanted.shape));
   if (got.dtype != DType::kF32 && got.dtype != DType::kF16 && got.dtype != DType::kBF16) {
-    return base::WithReason(absl::UnimplementedError(StrCat(kAdapterWeightsFile, ": tensor \"", wanted.name, "\" is ",
-                                                            got.dtype_name, " (supported: F32, F16, BF16)")),
-                            "UNSUPPORTED_ADAPTER");
+    return UnsupportedAdapter(StrCat(kAdapterWeightsFile, ": tensor \"", wanted.name, "\" is ", got.dtype_name,
+                                     " (supported: F32, F16, BF16)"));
   }
   return absl::OkStatus();
 }
@@ -78,10 +109,8 @@ absl::StatusOr<PeftAdapter> ReadPeftAdapter(
     if (!files.Exists(base::JoinPath(directory, kPickledWeightsFile))) {
       return absl::NotFoundError(StrCat(kAdapterWeightsFile, " is missing"));
     }
-    return base::WithReason(
-        absl::UnimplementedError(
-            StrCat(kPickledWeightsFile, ": pickled weights are not supported; save the adapter as safetensors")),
-        "UNSUPPORTED_ADAPTER");
+    return UnsupportedAdapter(
+        StrCat(kPickledWeightsFile, ": pickled weights are not supported; save the adapter as safetensors"));
   }
   NIBBLE_ASSIGN_OR_RETURN(SafetensorsFiles stored, OpenSafetensors(path));
   if (const auto digest = stored.metadata.find(kBaseDigestKey); digest != stored.metadata.end()) {
@@ -94,6 +123,8 @@ absl::StatusOr<PeftAdapter> ReadPeftAdapter(
     if (!json.ok()) return absl::InvalidArgumentError(StrCat(place, ": ", base::ToStd(json.status().message())));
     NIBBLE_ASSIGN_OR_RETURN(adapter.config.base_nf4, ParseNf4Options(*json, place.c_str()));
   }
+  NIBBLE_RETURN_IF_ERROR(CheckSavedModules(model, adapter.config));
+  if (SavesTiedEmbedding(model, adapter.config)) NIBBLE_RETURN_IF_ERROR(TakeTiedHead(stored.tensors));
   std::vector<SafetensorsTensor> tensors;  // in the order of AdapterTensors
   std::int64_t num_values = 0;
   for (const TensorPlan& wanted : AdapterTensors(model, adapter.config)) {

@@ -11,6 +11,7 @@
 #include "server/convert/convert.h"
 #include "server/model/artifact.h"
 #include "server/model/import.h"
+#include "server/model/safetensors.h"
 #include "server/model/stored_tensors.h"
 #include "tests/server/model/files.h"
 #include "tests/support/random.h"
@@ -67,7 +68,8 @@ class ConvertTest : public ::testing::Test {
   std::vector<std::vector<float>> AdapterValues(const model::ModelConfig& config, const model::AdapterConfig& adapter) {
     std::vector<std::vector<float>> values;
     for (const auto& plan : model::AdapterTensors(config, adapter)) {
-      values.push_back(support::NormalVector(values.size() + 1, plan.shape[0] * plan.shape[1], 0.05f));
+      const std::int64_t count = model::NumElements(plan.shape).value_or(0);
+      values.push_back(support::NormalVector(values.size() + 1, count, 0.05f));
     }
     return values;
   }

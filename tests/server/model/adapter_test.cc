@@ -50,7 +50,6 @@ TEST(AdapterTest, NamesAndShapesMatchPeft) {
 TEST(AdapterTest, RejectsOptionsBeyondPlainLoraByName) {
   const std::pair<const char*, Json> unsupported[] = {{"peft_type", "IA3"},
                                                       {"bias", "all"},
-                                                      {"modules_to_save", {"lm_head"}},
                                                       {"rank_pattern", {{"(?=q)q_proj", 8}}},
                                                       {"target_modules", "(?i)Q_PROJ"},
                                                       {"fan_in_fan_out", true},
