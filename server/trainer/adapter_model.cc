@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
 #include <optional>
+#include <string>
 #include <variant>
 
 #include "kernels/ops/elementwise/embedding.h"
@@ -15,6 +17,7 @@
 #include "server/trainer/adapter_linear.h"
 #include "server/trainer/adapter_parameters.h"
 #include "server/trainer/chunked_loss.h"
+#include "server/trainer/fixed_order.h"
 #include "server/trainer/torch_bridge.h"
 #include "server/trainer/training_ops.h"
 
@@ -24,9 +27,10 @@ namespace {
 using model::LinearKind;
 using torch::Tensor;
 
-// A frozen base with trained adapters.
+// A frozen base with trained adapters, and perhaps with trained copies of its embedding, norms and head.
 struct AdapterParts : DecoderParts {
   Tensor Embed(const Pass& pass) override {
+    if (embedding.defined()) return ApplyEmbedding(pass.tokens, embedding_read, embedding, context);
     Tensor h = torch::empty({static_cast<std::int64_t>(pass.tokens.size()), config->hidden_size}, torch::kFloat32);
     ThrowIfError(kernels::Embedding({.ids = pass.tokens.data(),
                                      .num_ids = h.size(0),
@@ -42,16 +46,16 @@ struct AdapterParts : DecoderParts {
     return ApplyAdapterLinear(x, layers[static_cast<std::size_t>(layer)][static_cast<std::size_t>(kind)], key, context);
   }
   Tensor NormWeight(std::int64_t layer, model::Norm norm) override {
-    return Frozen(weights->layers[static_cast<std::size_t>(layer)].norm(norm), NormSize(*config, norm));
+    return norms[static_cast<std::size_t>(layer)][static_cast<std::size_t>(norm)];
   }
-  Tensor FinalNormWeight() override { return Frozen(weights->final_norm, config->hidden_size); }
-
-  static Tensor Frozen(const float* weight, std::int64_t size) {
-    return torch::from_blob(const_cast<float*>(weight), {size});
-  }
+  Tensor FinalNormWeight() override { return final_norm; }
 
   const model::DecoderWeights* weights = nullptr;
   std::vector<std::array<AdapterLinear, model::kNumLinearKinds>> layers;
+  std::vector<std::array<Tensor, model::kNumNorms>> norms;  // undefined where the model lacks the norm
+  Tensor final_norm;
+  Tensor embedding;       // undefined, or [V, K] f32 parameter
+  Tensor embedding_read;  // of `embedding`, in the type that forward passes read
   std::uint64_t dropout_seed = 0;
 };
 
@@ -62,8 +66,8 @@ decltype(AdapterLinear::weight) BaseWeight(const model::LinearWeight& weight, bo
 
 class TorchAdapterModel : public AdapterModel {
  public:
-  TorchAdapterModel(std::shared_ptr<const model::LoadedModel> base, const AdapterOptions& options,
-                    const kernels::Stream& stream)
+  TorchAdapterModel(std::shared_ptr<const model::LoadedModel> base, const model::Artifact& artifact,
+                    const AdapterOptions& options, const kernels::Stream& stream)
       : base_(std::move(base)), serving_(base_->weights()) {
     state_.config = &base_->config();
     state_.weights = &base_->weights();
@@ -75,10 +79,7 @@ class TorchAdapterModel : public AdapterModel {
     state_.compute = options.bf16_compute ? torch::kBFloat16 : torch::kFloat32;
     state_.dropout_seed = options.dropout_seed;
     state_.checkpointing = options.activation_checkpointing;
-    const Tensor head = TensorOf(base_->weights().head.library);
-    head_.backward = head.to(BackwardType(options.bf16_compute, stream));
-    head_.served = options.bf16_compute ? head : head_.backward;
-    state_.head_type = head_.served.scalar_type();
+    AddOtherWeights(parameters_.AddSaved(options, artifact), options.bf16_compute);
     std::int64_t largest = 0;
     for (int k = 0; k < model::kNumLinearKinds; ++k) {
       const auto kind = static_cast<LinearKind>(k);
@@ -100,7 +101,9 @@ class TorchAdapterModel : public AdapterModel {
       TrainingOps ops(state_, pass);
       const Tensor hidden = model::RunDecoder(ops, *state_.config);
       double loss_sum = 0;
-      const Tensor loss = ApplyChunkedLoss(hidden, head_, batch.targets, scale, &loss_sum, state_.context);
+      const Tensor loss = head_.master.defined()
+                              ? ApplyTrainedHeadLoss(hidden, head_, batch.targets, scale, &loss_sum, state_.context)
+                              : ApplyChunkedLoss(hidden, head_.read, batch.targets, scale, &loss_sum, state_.context);
       loss.backward();
       return loss_sum;
     });
@@ -114,7 +117,8 @@ class TorchAdapterModel : public AdapterModel {
       TrainingOps ops(state_, pass);
       std::vector<std::int32_t> targets(tokens.begin() + 1, tokens.end());
       targets.push_back(-1);
-      std::vector<float> logprobs = RowLosses(model::RunDecoder(ops, *state_.config), head_, targets, state_.context);
+      std::vector<float> logprobs =
+          RowLosses(model::RunDecoder(ops, *state_.config), head_.read, targets, state_.context);
       for (float& logprob : logprobs) logprob = -logprob;
       return logprobs;
     });
@@ -122,6 +126,7 @@ class TorchAdapterModel : public AdapterModel {
 
   absl::Status Refresh() override {
     return Guarded([&]() -> absl::Status {
+      RefreshCopies();
       for (std::size_t l = 0; l < state_.layers.size(); ++l) {
         for (std::size_t k = 0; k < model::kNumLinearKinds; ++k) {
           AdapterLinear& linear = state_.layers[l][k];
@@ -140,6 +145,8 @@ class TorchAdapterModel : public AdapterModel {
     state_ = {};
     head_ = {};
     served_.clear();
+    served_embedding_.reset();
+    served_head_.reset();
     serving_ = {};
     parameters_.ReleaseGradients();
     base_.reset();
@@ -151,6 +158,63 @@ class TorchAdapterModel : public AdapterModel {
     // Keys and values have the type that serving caches; training in f32 does not round them.
     const kernels::DType kv_dtype = state_.compute == torch::kFloat32 ? kernels::DType::kF32 : state_.weights->kv_dtype;
     return Pass::Create(*state_.config, kv_dtype, tokens, segments, draw);
+  }
+
+  // Embedding, norms and head: the base's, or their copies, by the names of the base's tensors.
+  void AddOtherWeights(const std::map<std::string, Tensor>& copies, bool bf16_compute) {
+    const model::DecoderWeights& weights = base_->weights();
+    const auto copy_of = [&](const std::string& name) {
+      const auto found = copies.find(name);
+      return found == copies.end() ? Tensor() : found->second;
+    };
+    const auto vector = [&](const std::string& name, const float* frozen, std::int64_t size) {
+      const Tensor copy = copy_of(name);
+      return copy.defined() ? copy : torch::from_blob(const_cast<float*>(frozen), {size});
+    };
+    for (std::int64_t layer = 0; layer < state_.config->num_layers; ++layer) {
+      auto& norms = state_.norms.emplace_back();
+      for (std::size_t n = 0; n < norms.size(); ++n) {
+        const auto norm = static_cast<model::Norm>(n);
+        if (!HasNorm(*state_.config, norm)) continue;
+        norms[n] = vector(model::NormName(layer, norm), weights.layers[static_cast<std::size_t>(layer)].norm(norm),
+                          NormSize(*state_.config, norm));
+      }
+    }
+    state_.final_norm = vector(model::kFinalNormName, weights.final_norm, state_.config->hidden_size);
+    state_.embedding = copy_of(model::kEmbeddingName);
+    head_.master = state_.config->tied_embeddings ? state_.embedding : copy_of(model::kHeadName);
+    backward_type_ = BackwardType(bf16_compute, state_.context.stream);
+    // Training in f32 does not round.
+    const Tensor head = TensorOf(weights.head.library);
+    state_.head_type = bf16_compute ? head.scalar_type() : torch::kFloat32;
+    if (!head_.master.defined())
+      head_.read = {.served = head.to(state_.head_type), .backward = head.to(backward_type_)};
+  }
+
+  // The forms of the trained copies, which serving reads in the types of the base's tensors.
+  void RefreshCopies() {
+    const torch::NoGradGuard no_gradients;
+    const model::DecoderWeights& base = base_->weights();
+    const auto served = [&](const Tensor& master, const kernels::ConstMatrix& replaced) {
+      return master.detach().to(ToTorch(replaced.dtype));
+    };
+    if (state_.embedding.defined()) {
+      served_embedding_ = served(state_.embedding, base.embedding);
+      serving_.embedding = ViewOf(served_embedding_);
+      state_.embedding_read = state_.compute == torch::kFloat32 ? state_.embedding.detach() : served_embedding_;
+    }
+    if (head_.master.defined()) {
+      head_.Read(state_.head_type, backward_type_);
+      served_head_ = served(head_.master, base.head.library);
+      serving_.head.library = ViewOf(served_head_);
+    }
+    for (std::size_t l = 0; l < state_.norms.size(); ++l) {
+      for (std::size_t n = 0; n < state_.norms[l].size(); ++n) {
+        const Tensor& norm = state_.norms[l][n];
+        serving_.layers[l].norms[n] = norm.defined() ? norm.data_ptr<float>() : nullptr;
+      }
+    }
+    serving_.final_norm = state_.final_norm.data_ptr<float>();
   }
 
   void AddLayer(std::int64_t layer, const AdapterOptions& options) {
@@ -171,7 +235,9 @@ class TorchAdapterModel : public AdapterModel {
   model::DecoderWeights serving_;
   std::vector<std::array<ServedAdapter, model::kNumLinearKinds>> served_;  // what Refresh makes of the parameters
   AdapterParts state_;
-  FrozenHead head_;
+  TrainedHead head_;  // without a master if the head is frozen
+  torch::ScalarType backward_type_ = torch::kFloat32;
+  Tensor served_embedding_, served_head_;  // of their copies, in the types of the base's tensors
   AdapterParameters parameters_;
 };
 
@@ -189,7 +255,8 @@ absl::StatusOr<std::unique_ptr<AdapterModel>> AdapterModel::Create(std::shared_p
     return absl::InvalidArgumentError("an adapter needs a base with a float head");
   }
   return Guarded([&]() -> absl::StatusOr<std::unique_ptr<AdapterModel>> {
-    auto made = std::make_unique<TorchAdapterModel>(std::move(base), options, stream);
+    NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(base->directory()));
+    auto made = std::make_unique<TorchAdapterModel>(std::move(base), *artifact, options, stream);
     NIBBLE_RETURN_IF_ERROR(made->Refresh());
     return std::unique_ptr<AdapterModel>(std::move(made));
   });

@@ -2,9 +2,11 @@
 
 #include <torch/types.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
+#include "server/model/saved_modules.h"
 #include "server/trainer/random_weights.h"
 #include "server/trainer/torch_bridge.h"
 
@@ -40,6 +42,19 @@ void AdapterParameters::AddTo(AdapterLinear& linear, const AdapterOptions& optio
   linear.magnitude = made.magnitude;
   linear.RefreshDora(stream);
   linear.magnitude.detach().copy_(linear.norms);
+}
+
+std::map<std::string, Tensor> AdapterParameters::AddSaved(const AdapterOptions& options, const model::Artifact& base) {
+  std::map<std::string, Tensor> copies;
+  for (const model::TensorSpec& tensor : model::SavedTensors(base.config(), options.adapter)) {
+    ThrowIfCancelled(options.cancelled);
+    const auto values = base.FloatTensor(tensor.name);
+    ThrowIfError(values.status());
+    const Tensor copy = Add(model::SavedName(tensor.name), tensor.shape, SavedLrFactor(options, tensor.shape));
+    std::copy(values->begin(), values->end(), copy.data_ptr<float>());
+    copies[tensor.name] = copy;
+  }
+  return copies;
 }
 
 void AdapterParameters::AppendTo(std::vector<Parameter>& parameters) {

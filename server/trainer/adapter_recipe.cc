@@ -1,10 +1,16 @@
 #include "server/trainer/adapter_recipe.h"
 
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
 #include "server/base/process_memory.h"
 #include "server/base/status_macros.h"
 #include "server/convert/convert.h"
 #include "server/jobs/lora_method.h"
 #include "server/model/replay.h"
+#include "server/model/saved_modules.h"
 #include "server/model/trainer_logprobs.h"
 #include "server/trainer/int8_adapter_model.h"
 #include "server/trainer/merge_aware_model.h"
@@ -23,6 +29,7 @@ absl::Status AdapterRecipe::LoadBase(const model::Artifact& source, const std::s
   base_digest_ = base_->info().weights_digest;
   base_is_int8_ = base_->info().format == model::Format::kInt8;
   NIBBLE_ASSIGN_OR_RETURN(adapter_, jobs::AdapterOf(method));
+  adapter_.ensure_weight_tying = model::SavesTiedEmbedding(config_, adapter_);
   const std::string source_name = model::SourceName(source.info());
   adapter_.base_model_name_or_path = source_name.empty() ? spec_.base_model : source_name;
   const AdapterOptions options = {.adapter = adapter_,
@@ -44,9 +51,13 @@ absl::Status AdapterRecipe::LoadBase(const model::Artifact& source, const std::s
 
 absl::StatusOr<model::ArtifactInfo> AdapterRecipe::Write(const base::Json& provenance, const std::string& directory) {
   NIBBLE_ASSIGN_OR_RETURN(const auto base, model::Artifact::Open(text_directory_));
+  std::map<std::string, const Parameter*> by_name;
+  for (const Parameter& parameter : model().parameters()) by_name[parameter.name] = &parameter;
   std::vector<std::vector<float>> values;
-  for (const Parameter& parameter : model().parameters())
-    values.emplace_back(parameter.value.f32().begin(), parameter.value.f32().end());
+  for (const model::TensorPlan& tensor : model::AdapterTensors(config_, adapter_)) {
+    const std::span<const float> trained = by_name.at(tensor.name)->value.f32();
+    values.emplace_back(trained.begin(), trained.end());
+  }
   return convert::MakeLoraModel(context_.files, *base, adapter_, values, provenance, directory, "job",
                                 context_.cancelled);
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -17,7 +18,9 @@
 #include "server/model/bitnet_shape.h"
 #include "server/model/decoder.h"
 #include "server/model/forget_pages.h"
+#include "server/model/saved_modules.h"
 #include "server/model/tensor_table.h"
+#include "server/trainer/adapter_parameters.h"
 #include "server/trainer/fixed_order.h"
 #include "server/trainer/random_weights.h"
 #include "server/trainer/recomputed_layer.h"
@@ -108,6 +111,7 @@ class CodedModel : public ExactModel {
   bool serving_made_ = false;   // of the current parameters
   model::DecoderWeights serving_;
   std::vector<Tensor> served_vectors_;  // what serving_ reads of norms and biases
+  std::set<std::string> saved_;         // the base's tensors of which an adapter trains copies
   std::vector<Tensor> tensors_;
   std::vector<Parameter> parameters_;  // those of tensors_, then those that the linears made
 };
@@ -187,6 +191,10 @@ CodedModel::CodedModel(const model::Artifact& base, const model::ModelConfig& co
   context_.stream = stream;
   context_.cancelled = options.cancelled;
   MakeRopeTable();
+  if (options.adapter.has_value()) {
+    for (const model::TensorSpec& tensor : model::SavedTensors(config, options.adapter->adapter))
+      saved_.insert(tensor.name);
+  }
   if (const auto int8_head = linears_->int8_head(); int8_head.has_value()) {
     int8_head_ = Int8Head{*int8_head, linears_->float_rows() == torch::kBFloat16, linears_->rows()};
   }
@@ -213,19 +221,20 @@ absl::Status CodedModel::Refresh() {
       if (context_.cancelled) context_.cancelled();
       linears_->Refresh(layer);
     }
-    if (!embedding_.defined()) return absl::OkStatus();  // frozen: made before, or the int8 head
-    const bool float_embedding = !config_.tied_embeddings && options_.embedding_dtype == kernels::DType::kF32;
-    embedding_served_ = float_embedding ? embedding_.detach() : embedding_.detach().to(torch::kBFloat16);
-    if (config_.tied_embeddings) {
+    // Undefined: frozen and made before, or the int8 head.
+    if (embedding_.defined()) {
+      const bool float_embedding = !config_.tied_embeddings && options_.embedding_dtype == kernels::DType::kF32;
+      embedding_served_ = float_embedding ? embedding_.detach() : embedding_.detach().to(torch::kBFloat16);
+    }
+    if (head_.master.defined() && config_.tied_embeddings) {
       head_.served = embedding_served_;
       PackDense(head_.served, head_.panels);
-    } else if (!int8_head_.has_value()) {
+    } else if (head_.master.defined()) {
       head_.Round();
     }
-    if (options_.frozen) {  // only the served forms are read
-      embedding_.reset();
-      head_.master.reset();
-    }
+    // Of frozen matrices only the served forms are read.
+    if (embedding_.defined() && !embedding_.requires_grad()) embedding_.reset();
+    if (head_.master.defined() && !head_.master.requires_grad()) head_.master.reset();
     return absl::OkStatus();
   });
 }
@@ -277,7 +286,7 @@ Tensor CodedModel::Embed(const std::vector<std::int32_t>& tokens) {
         context_.stream));
     return rows;
   }
-  if (options_.frozen) return EmbeddingRows(tokens, embedding_served_, context_);
+  if (!embedding_.defined()) return EmbeddingRows(tokens, embedding_served_, context_);
   return ApplyEmbedding(tokens, embedding_served_, embedding_, context_);
 }
 
@@ -348,11 +357,14 @@ Tensor CodedModel::MakeValues(const model::Artifact& base, const std::string& na
 Tensor CodedModel::MakeParameter(const model::Artifact& base, const std::string& name, std::vector<std::int64_t> shape,
                                  const std::string& from) {
   Tensor tensor = MakeValues(base, name, shape, from);
-  if (options_.frozen) return tensor;
+  if (options_.adapter.has_value() && !saved_.contains(name)) return tensor;
   if (options_.bf16_parameters) tensor = tensor.to(torch::kBFloat16);
   tensor.requires_grad_(true);
   tensors_.push_back(tensor);
-  parameters_.push_back({name, std::move(shape), {}, {}});
+  Parameter& parameter = parameters_.emplace_back();
+  parameter.name = options_.adapter.has_value() ? model::SavedName(name) : name;
+  if (options_.adapter.has_value()) parameter.lr_factor = SavedLrFactor(*options_.adapter, shape);
+  parameter.shape = std::move(shape);
   return tensor;
 }
 

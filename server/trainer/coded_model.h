@@ -18,6 +18,7 @@
 #include "server/base/cancelled.h"
 #include "server/model/artifact.h"
 #include "server/model/decoder_weights.h"
+#include "server/trainer/adapter_model.h"
 #include "server/trainer/coded_rows.h"
 #include "server/trainer/exact_model.h"
 
@@ -68,7 +69,9 @@ class CodedLinears {
 };
 
 struct CodedModelOptions {
-  bool frozen = false;       // embedding, norms, biases and head keep the base's values
+  // Set for an adapter: embedding, norms, biases and head keep the base's values, except those that the adapter saves,
+  // whose copies are parameters under the adapter's names.
+  std::optional<AdapterOptions> adapter = std::nullopt;
   bool random_init = false;  // weights from N(0, 0.02), norms 1, biases 0; else the base's
   std::uint64_t init_seed = 0;
   bool bf16_backward = true;     // for products of the backward pass; the type of the forward pass is fixed

@@ -103,7 +103,7 @@ absl::StatusOr<std::unique_ptr<ExactModel>> MakeInt8AdapterModel(std::shared_ptr
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(base->directory()));
   // Read before `base` moves into the linears.
   const model::ModelConfig& config = base->config();
-  const CodedModelOptions coded = {.frozen = true,
+  const CodedModelOptions coded = {.adapter = options,
                                    .bf16_backward = options.bf16_compute,
                                    .activation_checkpointing = options.activation_checkpointing,
                                    .max_positions = base->max_positions(),

@@ -109,13 +109,14 @@ absl::StatusOr<std::unique_ptr<ExactModel>> MakeMergeAwareModel(std::shared_ptr<
   // Read before `base` moves into the linears.
   const model::ModelConfig& config = base->config();
   const std::int64_t max_positions = base->max_positions();
+  const kernels::DType embedding_dtype = base->weights().embedding.dtype;  // which a conversion keeps
   return MakeCodedModel(*artifact, config,
-                        {.frozen = true,
+                        {.adapter = options,
                          .bf16_backward = options.bf16_compute,
                          .activation_checkpointing = options.activation_checkpointing,
                          .max_positions = max_positions,
                          .kv_dtype = kernels::DType::kBF16,
-                         .embedding_dtype = kernels::DType::kF32,
+                         .embedding_dtype = embedding_dtype,
                          .cancelled = options.cancelled},
                         std::make_unique<MergedLinears>(std::move(base), options, stream), stream);
 }

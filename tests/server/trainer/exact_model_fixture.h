@@ -79,11 +79,14 @@ class ExactModelTest : public testing::Test {
   // Writes a lora model: the base in `directory` with `adapter`, whose values are those of the trained model.
   std::unique_ptr<model::Artifact> WriteAdapter(TrainingModel& model, const std::string& directory,
                                                 const model::AdapterConfig& adapter, const std::string& name) {
-    std::vector<std::vector<float>> values;
-    for (const Parameter& parameter : model.parameters()) {
-      values.emplace_back(parameter.value.f32().begin(), parameter.value.f32().end());
-    }
     const auto base = model::Artifact::Open(directory);
+    std::vector<std::vector<float>> values;
+    for (const model::TensorPlan& tensor : model::AdapterTensors((*base)->config(), adapter)) {
+      const auto parameter = std::find_if(model.parameters().begin(), model.parameters().end(),
+                                          [&](const Parameter& p) { return p.name == tensor.name; });
+      EXPECT_NE(parameter, model.parameters().end()) << tensor.name;
+      values.emplace_back(parameter->value.f32().begin(), parameter->value.f32().end());
+    }
     const auto made = convert::MakeLoraModel(base::RealFileSystem(), **base, adapter, values, base::Json::object(),
                                              models_.Path(name));
     EXPECT_TRUE(made.ok()) << made.status();
