@@ -49,6 +49,7 @@ struct LoraMethod {
   std::map<std::string, std::int64_t> rank_pattern = {};  // r of the modules that match
   std::map<std::string, double> alpha_pattern = {};       // alpha of the modules that match
   bool use_dora = false;                                  // a trained magnitude for each output
+  std::vector<std::string> modules_to_save = {};          // ends of paths of modules that are trained as copies
 };
 
 struct QLoraMethod : LoraMethod {

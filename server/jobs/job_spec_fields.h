@@ -103,7 +103,8 @@ struct SpecFields<LoraMethod> {
       SpecField("seed", &LoraMethod::seed).Between(0).DefaultsToRunSeed(),
       SpecField("lora_plus_ratio", &LoraMethod::lora_plus_ratio),
       SpecField("target_pattern", &LoraMethod::target_pattern), SpecField("rank_pattern", &LoraMethod::rank_pattern),
-      SpecField("alpha_pattern", &LoraMethod::alpha_pattern), SpecField("use_dora", &LoraMethod::use_dora));
+      SpecField("alpha_pattern", &LoraMethod::alpha_pattern), SpecField("use_dora", &LoraMethod::use_dora),
+      SpecField("modules_to_save", &LoraMethod::modules_to_save));
 };
 
 template <>

@@ -1,5 +1,6 @@
 #include "server/jobs/lora_method.h"
 
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,6 +46,21 @@ void CheckPatterns(const std::string& field, const std::map<std::string, Value>&
   }
 }
 
+// Which modules the texts match is checked beside the base (model/saved_modules.h).
+void CheckModulesToSave(const std::string& field, const std::vector<std::string>& modules, SpecChecker& check) {
+  if (modules.size() > model::kMaxPatterns) {
+    check.Add(field, StrCat("has ", modules.size(), " entries, wanted at most ", model::kMaxPatterns));
+  }
+  std::set<std::string> seen;
+  for (const std::string& module : modules) {
+    if (module.empty() || module.size() > model::kMaxPatternBytes) {
+      check.Add(field, StrCat("has a text of ", module.size(), " bytes, wanted 1 to ", model::kMaxPatternBytes));
+    } else if (!seen.insert(module).second) {
+      check.Add(field, StrCat("has \"", module, "\" twice"));
+    }
+  }
+}
+
 template <typename Value>
 absl::StatusOr<std::vector<std::pair<model::ModulePattern, Value>>> PatternsOf(
     const std::map<std::string, Value>& texts) {
@@ -85,6 +101,7 @@ void CheckAdapter(std::string_view method, const LoraMethod& lora, SpecChecker& 
                 [&](std::int64_t rank) { check.Int(ranks, rank, 1, model::kMaxLoraRank); });
   CheckPatterns(alphas, lora.alpha_pattern, check,
                 [&](double alpha) { check.Number(alphas, alpha, IsAlpha(alpha), kAlphaWanted); });
+  CheckModulesToSave(field("modules_to_save"), lora.modules_to_save, check);
 }
 
 bool AdapterOptionMayDifferInStart(std::string_view field) {
@@ -113,6 +130,7 @@ absl::StatusOr<model::AdapterConfig> AdapterOf(const LoraMethod& lora) {
   }
   NIBBLE_ASSIGN_OR_RETURN(adapter.rank_pattern, PatternsOf(lora.rank_pattern));
   NIBBLE_ASSIGN_OR_RETURN(adapter.alpha_pattern, PatternsOf(lora.alpha_pattern));
+  adapter.modules_to_save = lora.modules_to_save;
   return adapter;
 }
 

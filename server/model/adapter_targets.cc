@@ -8,27 +8,12 @@
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/saved_modules.h"
 
 namespace nibble::model {
 namespace {
 
 using base::StrCat;
-
-// Paths of the modules that are no linears of the decoder, in transformers' models.
-std::vector<std::string> OtherModules(const ModelConfig& config) {
-  std::vector<std::string> paths = {"",           "lm_head",         "model", "model.embed_tokens", "model.layers",
-                                    "model.norm", "model.rotary_emb"};
-  for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
-    const std::string path = StrCat("model.layers.", layer);
-    for (const char* end : {"", ".self_attn", ".mlp", ".mlp.act_fn"}) paths.push_back(StrCat(path, end));
-    for (int n = 0; n < kNumNorms; ++n) {
-      const auto norm = static_cast<Norm>(n);
-      const std::string name = NormName(layer, norm);
-      if (HasNorm(config, norm)) paths.push_back(name.substr(0, name.rfind('.')));
-    }
-  }
-  return paths;
-}
 
 absl::Status MatchesNothing(const std::string& field, const std::string& pattern, const char* what,
                             const ModelConfig& config) {

@@ -10,6 +10,7 @@
 #include "server/jobs/lora_method.h"
 #include "server/model/adapter_targets.h"
 #include "server/model/safetensors.h"
+#include "server/model/saved_modules.h"
 #include "server/model/tensor_table.h"
 #include "server/model/working_rows.h"
 #include "server/plan/memory_plan.h"
@@ -20,10 +21,15 @@ using base::StrCat;
 using model::Format;
 using model::ModelConfig;
 
-absl::Status AdapterPlan::CheckNoMasters(const JobInputs& inputs) {
-  if (!inputs.base_is_masters) return absl::OkStatus();
-  return base::FieldError("base_model",
-                          "has the master weights of a BitNet model, which run as ternary: wanted method bitnet_qat");
+absl::Status AdapterPlan::CheckAnyBase(const jobs::JobSpec& spec, const JobInputs& inputs) const {
+  if (inputs.base_is_masters) {
+    return base::FieldError("base_model",
+                            "has the master weights of a BitNet model, which run as ternary: wanted method bitnet_qat");
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const model::AdapterConfig adapter, jobs::AdapterOf(Adapter(spec)));
+  std::string problem = model::SavedModulesProblem(inputs.config, adapter, inputs.base_int8_head);
+  return problem.empty() ? absl::OkStatus()
+                         : base::FieldError(StrCat(method().name(), ".modules_to_save"), std::move(problem));
 }
 
 absl::Status AdapterPlan::CheckFields(const jobs::JobSpec& spec, const ModelConfig& base) const {
@@ -41,6 +47,10 @@ std::vector<model::TensorPlan> AdapterPlan::AdapterTensors(const jobs::JobSpec& 
   return model::AdapterTensors(config, *jobs::AdapterOf(Adapter(spec)));
 }
 
+std::vector<model::TensorSpec> AdapterPlan::SavedTensors(const jobs::JobSpec& spec, const ModelConfig& config) const {
+  return model::SavedTensors(config, *jobs::AdapterOf(Adapter(spec)));
+}
+
 std::int64_t AdapterPlan::TrainedParameters(const jobs::JobSpec& spec, const ModelConfig& config) const {
   std::int64_t parameters = 0;
   for (const model::TensorPlan& tensor : AdapterTensors(spec, config)) {
@@ -56,7 +66,8 @@ std::int64_t AdapterPlan::TokenBytes(const jobs::JobSpec& spec, const ModelConfi
   // Each adapter also keeps its rank-r values (the rank is the number of rows of A), and with DoRA its output.
   std::int64_t values = 0;
   for (const model::TensorPlan& tensor : AdapterTensors(spec, c)) {
-    if (!tensor.name.ends_with(model::kLoraBSuffix)) values += tensor.shape[0];
+    const bool adapts = tensor.name.ends_with(model::kLoraASuffix) || tensor.name.ends_with(model::kMagnitudeSuffix);
+    if (adapts) values += tensor.shape[0];
   }
   return (coded ? CodedTokenBytes(c) : FloatTokenBytes(c, element)) +
          (values + c.num_layers - 1) / c.num_layers * element;
@@ -78,6 +89,11 @@ TrainingBytes AdapterPlan::Training(const jobs::JobSpec& spec, const ModelConfig
   const std::int64_t token = 8 * config.hidden_size + (8 + 2 * element) * config.ffn_size + 8 * config.kv_size();
   bytes.workspace = sizes.largest * element + logits * (4 + element) + tokens * token;
   if (base_bytes != 4) bytes.workspace += std::min(config.vocab_size, model::kWidenedRows) * config.hidden_size * 4;
+  // Of a trained embedding or head: the gradient for a micro-batch in f32, its part of a chunk, and the form of the
+  // matrix that backward products read.
+  for (const model::TensorSpec& tensor : SavedTensors(spec, config)) {
+    if (tensor.role != model::TensorRole::kNorm) bytes.workspace += sizes.embedding * (4 + 4 + 4);
+  }
   return bytes;
 }
 

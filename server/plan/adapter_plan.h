@@ -36,10 +36,12 @@ class AdapterPlan : public MethodPlan {
                          std::int64_t base_bytes) const override;
 
  protected:
-  // InvalidArgument (FIELD_VIOLATION) for master weights, which cannot be served as they are.
-  static absl::Status CheckNoMasters(const JobInputs& inputs);
-  // The tensors that a validated spec trains.
+  // InvalidArgument (FIELD_VIOLATION) for master weights, which cannot be served as they are, and for modules_to_save
+  // that do not fit the base (model/saved_modules.h).
+  absl::Status CheckAnyBase(const jobs::JobSpec& spec, const JobInputs& inputs) const;
+  // The tensors that a validated spec trains, and those of them that are copies of the base's (modules_to_save).
   std::vector<model::TensorPlan> AdapterTensors(const jobs::JobSpec& spec, const model::ModelConfig& config) const;
+  std::vector<model::TensorSpec> SavedTensors(const jobs::JobSpec& spec, const model::ModelConfig& config) const;
   // The method's options of adapters.
   virtual const jobs::LoraMethod& Adapter(const jobs::JobSpec& spec) const = 0;
   // Bytes of the frozen linears.

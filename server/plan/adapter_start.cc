@@ -48,6 +48,10 @@ std::string TargetPattern(const model::AdapterConfig& adapter) {
   return adapter.target_pattern.has_value() ? adapter.target_pattern->text() : "not set";
 }
 
+std::string SavedModules(const model::AdapterConfig& adapter) {
+  return adapter.modules_to_save.empty() ? "not set" : SortedList(adapter.modules_to_save);
+}
+
 // The patterns with their values, as text. A linear that two patterns match is refused, so their order is free.
 template <typename Value>
 std::string Patterns(const std::vector<std::pair<model::ModulePattern, Value>>& patterns) {
@@ -108,7 +112,8 @@ absl::Status CheckAdapterFits(const jobs::JobSpec& spec, const model::AdapterCon
   // With another scale the same weights would be another adapter.
   NIBBLE_RETURN_IF_ERROR(compare("alpha", trained.alpha, adapter.alpha));
   NIBBLE_RETURN_IF_ERROR(compare("use_rslora", text(trained.rslora), text(adapter.rslora)));
-  return compare("use_dora", text(trained.dora), text(adapter.dora));
+  NIBBLE_RETURN_IF_ERROR(compare("use_dora", text(trained.dora), text(adapter.dora)));
+  return compare("modules_to_save", SavedModules(trained), SavedModules(adapter));
 }
 
 absl::Status CheckAdapterStart(const store::StateDirectory& state, const jobs::JobSpec& spec) {

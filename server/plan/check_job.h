@@ -35,6 +35,7 @@ struct JobInputs {
   model::TextAssets text;
   std::string base_format;           // "bf16"
   model::Nf4Options base_nf4 = {};   // of a base in nf4
+  bool base_int8_head = false;       // ArtifactInfo::int8_head
   bool base_is_masters = false;      // master weights of a BitNet model, from which ternary codes are made
   std::int64_t companion_bytes = 0;  // of the tokenizer and the other small files of every form of the model
   DataFile train;

@@ -45,6 +45,7 @@ absl::StatusOr<JobInputs> JobPlanner::InputsOf(const jobs::JobSpec& spec, const 
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(base_model.info));
   inputs.base_format = model::Name(info.format);
   inputs.base_nf4 = info.nf4;
+  inputs.base_int8_head = info.int8_head;
   inputs.base_is_masters = info.is_masters();
   for (const char* name : model::kCompanionFiles) {
     const auto size = state_.files.Size(base::JoinPath(base_model.directory, name));

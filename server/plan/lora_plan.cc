@@ -11,14 +11,14 @@ class Lora : public AdapterPlan {
  public:
   const jobs::Method& method() const override { return jobs::Lora(); }
 
-  absl::Status CheckBase(const jobs::JobSpec&, const JobInputs& inputs) const override {
+  absl::Status CheckBase(const jobs::JobSpec& spec, const JobInputs& inputs) const override {
     const std::string& format = inputs.base_format;
     if (format != "f32" && format != "bf16" && format != "int8") {
       return base::FieldError("base_model",
                               base::StrCat("is stored as ", format, ", wanted a model in f32, bf16 or int8",
                                            format == "nf4" ? ", or method qlora" : ""));
     }
-    return CheckNoMasters(inputs);
+    return CheckAnyBase(spec, inputs);
   }
 
   // The evaluated model has the KV type of its base.

@@ -22,7 +22,7 @@ class QLora : public AdapterPlan {
           "base_model", base::StrCat("is stored as ", inputs.base_format, ", wanted a model in f32, bf16 or nf4"));
     }
     if (inputs.base_format == "nf4") NIBBLE_RETURN_IF_ERROR(jobs::CheckNf4Base(spec.qlora, inputs.base_nf4));
-    return CheckNoMasters(inputs);
+    return CheckAnyBase(spec, inputs);
   }
 
   double WeightFileBytes(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes) const override {

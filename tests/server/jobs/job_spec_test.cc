@@ -177,7 +177,14 @@ TEST(JobSpecTest, EachBadFieldOfLoraIsNamed) {
   EXPECT_EQ(field({.alpha_pattern = {{"q_proj", 0}}}), "lora.alpha_pattern");
   EXPECT_EQ(field({.alpha_pattern = {{"", 1}}}), "lora.alpha_pattern");
   EXPECT_EQ(field({.dropout = 0.1, .use_dora = true}), "lora.dropout");
+  EXPECT_EQ(field({.modules_to_save = {"norm", "lm_head"}}), "");
+  EXPECT_EQ(field({.modules_to_save = {"norm", "norm"}}), "lora.modules_to_save");
+  EXPECT_EQ(field({.modules_to_save = {""}}), "lora.modules_to_save");
+  EXPECT_EQ(field({.modules_to_save = {std::string(257, 'n')}}), "lora.modules_to_save");
   LoraMethod many;
+  for (int i = 0; i < 65; ++i) many.modules_to_save.push_back("norm" + std::to_string(i));
+  EXPECT_EQ(field(many), "lora.modules_to_save");
+  many = {};
   for (int i = 0; i < 65; ++i) many.rank_pattern["q_proj" + std::to_string(i)] = 1;
   EXPECT_EQ(field(many), "lora.rank_pattern");
 }
@@ -242,7 +249,8 @@ TEST(JobSpecTest, SpecSurvivesAJsonRoundTrip) {
                               .lora_plus_ratio = 4,
                               .rank_pattern = {{"q_proj", 4}},
                               .alpha_pattern = {{"v_proj", 2.5}},
-                              .use_dora = true};
+                              .use_dora = true,
+                              .modules_to_save = {"lm_head", "model.norm"}};
   spec.qlora = {adapter, /*double_quant=*/true, /*merge_aware_int8=*/true, /*nf4_block=*/128, /*scaler_block=*/64};
   spec.optim = {.optimizer = "lion",
                 .lr = 1e-3,
@@ -326,7 +334,7 @@ TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
             R"("train_on_prompt":false,"shuffle_seed":0},"qlora":{"r":16,"alpha":32.0,"dropout":0.0,)"
             R"("target_modules":["q_proj","k_proj","v_proj","o_proj","gate_proj","up_proj","down_proj"],)"
             R"("use_rslora":false,"compute_dtype":"bf16","seed":0,"lora_plus_ratio":1.0,"target_pattern":"",)"
-            R"("rank_pattern":{},"alpha_pattern":{},"use_dora":false,"double_quant":true,)"
+            R"("rank_pattern":{},"alpha_pattern":{},"use_dora":false,"modules_to_save":[],"double_quant":true,)"
             R"("merge_aware_int8":false},)"
             R"("optim":{"optimizer":"adamw","lr":0.0002,)"
             R"("beta1":0.9,"beta2":0.999,"eps":1e-08,"weight_decay":0.0,"max_grad_norm":1.0,"schedule":"cosine",)"
@@ -350,7 +358,7 @@ TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
   EXPECT_EQ(base::Dump(ToJson(lora)["lora"]),
             R"({"r":16,"alpha":32.0,"dropout":0.0,"target_modules":["q_proj","k_proj","v_proj","o_proj","gate_proj",)"
             R"("up_proj","down_proj"],"use_rslora":false,"compute_dtype":"bf16","seed":0,"lora_plus_ratio":1.0,)"
-            R"("target_pattern":"","rank_pattern":{},"alpha_pattern":{},"use_dora":false})");
+            R"("target_pattern":"","rank_pattern":{},"alpha_pattern":{},"use_dora":false,"modules_to_save":[]})");
   JobSpec mixed;
   mixed.method = kMethodInt8Mixed;
   EXPECT_EQ(

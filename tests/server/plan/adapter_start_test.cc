@@ -73,6 +73,9 @@ TEST(AdapterStartTest, DifferencesAreNamedWithBothValues) {
   spec = WarmSpec(jobs::kMethodQLora);
   spec.qlora.alpha_pattern = {{"q_proj", 2.5}};
   ExpectRefused(spec, "qlora.alpha_pattern", "is q_proj: 2.5, wanted not set");
+  spec = WarmSpec(jobs::kMethodLora);
+  spec.lora.modules_to_save = {"norm", "lm_head"};
+  ExpectRefused(spec, "lora.modules_to_save", "is lm_head, norm, wanted not set");
   ExpectRefused(WarmSpec(jobs::kMethodFull), "warm_start_from", "method full trains no adapter");
 }
 

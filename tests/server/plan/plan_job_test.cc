@@ -181,6 +181,45 @@ TEST_F(PlanJobTest, DoraCountsItsMagnitudesAndTheOutputsThatItKeeps) {
   EXPECT_GT(Pools(after).at("activation"), Pools(before).at("activation"));
 }
 
+// Values, gradients and what the evaluation reads count as the adapter's; a head also needs room for its gradient of a
+// micro-batch.
+TEST_F(PlanJobTest, SavedModulesCountInParametersAndMemory) {
+  inputs_.config.tied_embeddings = false;
+  const auto before = Plan();
+  const std::int64_t hidden = inputs_.config.hidden_size, head = hidden * inputs_.config.vocab_size;
+  const auto grown = [&](std::vector<std::string> modules) {
+    spec_.qlora.modules_to_save = std::move(modules);
+    const auto after = Plan();
+    const auto more = [&](const char* pool) { return Pools(after).at(pool) - Pools(before).at(pool); };
+    const std::int64_t parameters = after.trained_parameters - before.trained_parameters;
+    EXPECT_EQ(more("adapter"), 12 * parameters);
+    EXPECT_EQ(more("optimizer"), 8 * parameters);
+    EXPECT_EQ(more("activation"), 0);
+    EXPECT_GE(more("workspace"), parameters / head * 12 * head);
+    return parameters;
+  };
+  EXPECT_EQ(grown({"model.norm"}), hidden);
+  EXPECT_EQ(grown({"norm"}), hidden * (1 + 2 * inputs_.config.num_layers));
+  EXPECT_EQ(grown({"lm_head", "embed_tokens"}), 2 * head);
+}
+
+TEST_F(PlanJobTest, RefusesModulesToSaveThatDoNotFitTheBase) {
+  const auto refusal = [&](const char* module) {
+    spec_.qlora.modules_to_save = {"model.norm", module};
+    const absl::Status status = PlanJob(spec_, inputs_).status();
+    EXPECT_EQ(base::Reason(status), "FIELD_VIOLATION") << status;
+    EXPECT_EQ(base::ReasonMetadata(status)["field"], "qlora.modules_to_save");
+    return std::string(status.message());
+  };
+  inputs_.config.tied_embeddings = false;
+  EXPECT_THAT(refusal("q_proj"), HasSubstr("wanted only embed_tokens, lm_head and norms"));
+  EXPECT_THAT(refusal("classifier"), HasSubstr("matches no module"));
+  inputs_.config.tied_embeddings = true;
+  EXPECT_THAT(refusal("lm_head"), HasSubstr("wanted embed_tokens, which trains both"));
+  inputs_.base_int8_head = true;
+  EXPECT_THAT(refusal("embed_tokens"), HasSubstr("wanted a base with a float head"));
+}
+
 TEST_F(PlanJobTest, RefusesPatternsThatDoNotFitTheBase) {
   const auto refusal = [&](auto change) {
     jobs::JobSpec spec = spec_;
