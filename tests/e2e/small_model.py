@@ -59,6 +59,8 @@ def weights(seed=0, config=CONFIG):
                             "self_attn.o_proj": (hidden, q), "mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden),
                             "mlp.down_proj": (hidden, ffn)}.items():
             tensors[f"{prefix}{name}.weight"] = normal(*shape)
+    if not config["tie_word_embeddings"]:
+        tensors["lm_head.weight"] = normal(config["vocab_size"], hidden, std=0.5)
     return tensors
 
 

@@ -21,6 +21,7 @@ from test_peft import STEPS, TEXTS, agree, reference, train, transformers_model 
 TARGETS = r".*\.layers\.[02]\.(self_attn\.(q|v)_proj|mlp\.(?:up|down)_proj)"
 RANKS = {"rank_pattern": {"layers.2.self_attn.q_proj": 2, "(up|down)_proj": 8},
          "alpha_pattern": {"down_proj": 40, r"^model.*0\.self_attn.v_proj": 2}}
+SAVED = ["norm", "embed_tokens", "lm_head"]  # all norms
 # The options of Nibble, the same ones of PEFT, and a change that must change the losses.
 OPTIONS = {
     "patterns": ({"target_pattern": TARGETS, **RANKS}, {"target_modules": TARGETS, **RANKS},
@@ -30,13 +31,24 @@ OPTIONS = {
     "dora_plus": ({"use_dora": True, "lora_plus_ratio": 8, "r": 2}, {"use_dora": True, "lora_plus_ratio": 8, "r": 2}, {"alpha": 16}),
     "blocks": ({}, {}, {"alpha": 16}),
     "ranks": (RANKS, RANKS, {"rank_pattern": {**RANKS["rank_pattern"], "(up|down)_proj": 4}}),
+    "saved": ({"modules_to_save": SAVED}, {"modules_to_save": SAVED}, {"modules_to_save": SAVED[:2]}),
+    # PEFT trains vectors with the learning rate of B, and matrices with that of A.
+    "saved_plus": ({"modules_to_save": SAVED, "lora_plus_ratio": 4, "use_dora": True},
+                   {"modules_to_save": SAVED, "lora_plus_ratio": 4, "use_dora": True}, {"lora_plus_ratio": 1}),
+    # One trained matrix is both embedding and head.
+    "saved_tied": ({"modules_to_save": ["model.norm", "embed_tokens"]},
+                   {"modules_to_save": ["model.norm", "embed_tokens"], "ensure_weight_tying": True}, {"modules_to_save": ["model.norm"]}),
 }
-# The base as it is stored: what lora trains on, in f32, and what qlora trains on, with blocks of 64 and of 32.
+# The base as it is stored: what lora trains on, in f32, and what qlora trains on, with blocks of 64 and of 32; and both
+# with a separate head.
 BASES = {"float": lambda server: load_file(server.state / "models/float/model.safetensors"),
          "base": lambda server: dequantized(server.state / "models/base"),
-         "base32": lambda server: dequantized(server.state / "models/base32")}
-CASES = [(method, base, option) for option in OPTIONS if option != "blocks" for method, base in [("lora", "float"), ("qlora", "base")]]
-CASES.append(("qlora", "base32", "blocks"))
+         "base32": lambda server: dequantized(server.state / "models/base32"),
+         "untied": lambda server: load_file(server.state / "models/untied/model.safetensors"),
+         "untied4": lambda server: dequantized(server.state / "models/untied4")}
+CASES = [(method, base, option) for option in ("patterns", "dora", "dora_plus", "ranks", "saved_tied")
+         for method, base in [("lora", "float"), ("qlora", "base")]]
+CASES += [("qlora", "base32", "blocks"), ("lora", "untied", "saved"), ("qlora", "untied4", "saved"), ("lora", "untied", "saved_plus")]
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +58,9 @@ def server(tmp_path_factory, model_directory):
     with_data.run("models", "import", model_directory, "--name", "float", "--dtype", "f32")
     with_data.run("models", "convert", "float", "--to", "nf4", "--name", "base")
     with_data.run("models", "convert", "float", "--to", "nf4", "--name", "base32", "--nf4-block", "32", "--no-double-quant")
+    untied = small_model.write(path / "untied", tie_word_embeddings=False)
+    with_data.run("models", "import", untied, "--name", "untied", "--dtype", "f32")
+    with_data.run("models", "convert", "untied", "--to", "nf4", "--name", "untied4")
     (path / "four.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     with_data.run("datasets", "upload", path / "four.jsonl", "--name", "four")
     yield with_data

@@ -55,12 +55,12 @@ def philox_uniform(seed, index, stream):
 
 
 def transformers_model(base):
-    """A model of transformers with the tensors of `base`."""
-    config = transformers.LlamaConfig(**{key: value for key, value in small_model.CONFIG.items()
-                                         if key not in ("architectures", "model_type", "torch_dtype")})
+    """A model of transformers with the tensors of `base`, tied if `base` has no head."""
+    options = {key: value for key, value in small_model.CONFIG.items() if key not in ("architectures", "model_type", "torch_dtype")}
+    config = transformers.LlamaConfig(**{**options, "tie_word_embeddings": "lm_head.weight" not in base})
     model = transformers.LlamaForCausalLM(config)
     tensors = {name: torch.from_numpy(value.copy()) for name, value in base.items()}
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
     model.load_state_dict(tensors, strict=True)
     return model
 
@@ -72,16 +72,18 @@ def reference(base, ids, mask_first=False, lora_plus_ratio=1, **options):
     model = peft.get_peft_model(transformers_model(base), peft.LoraConfig(**options))
     parameters = {}
     for name, parameter in model.named_parameters():
-        if "lora_" not in name:
+        if not parameter.requires_grad:
             continue
-        parts = name.split(".")
-        layer, module = int(parts[parts.index("layers") + 1]), parts[-4]
         if "lora_A" in name:
+            parts = name.split(".")
+            layer, module = int(parts[parts.index("layers") + 1]), parts[-4]
             values = philox_uniform(SEED, np.arange(parameter.numel()), layer * 7 + LINEARS.index(module))
             bound = 1.0 / math.sqrt(parameter.shape[1])
             parameter.data = torch.from_numpy(((2.0 * values - 1.0) * bound).astype(np.float32)).reshape(parameter.shape)
-        # PEFT saves the magnitudes of DoRA under a name without ".weight".
-        parameters[name.replace(".default", "").replace("magnitude_vector.weight", "magnitude_vector")] = parameter
+        # PEFT saves the magnitudes of DoRA under a name without ".weight", and the copies of modules_to_save under their
+        # own names.
+        saved_as = name.replace(".modules_to_save.default", "").replace(".default", "")
+        parameters[saved_as.replace("magnitude_vector.weight", "magnitude_vector")] = parameter
     if lora_plus_ratio == 1:
         optimizer = torch.optim.AdamW(parameters.values(), lr=LR, weight_decay=0.0)
     else:
@@ -104,7 +106,10 @@ def reference(base, ids, mask_first=False, lora_plus_ratio=1, **options):
         if step == 0:
             first = {name: parameter.grad.clone().numpy() for name, parameter in parameters.items()}
         optimizer.step()
-    return losses, first, {name: parameter.detach().numpy() for name, parameter in parameters.items()}
+    final = {name: parameter.detach().numpy() for name, parameter in parameters.items()}
+    if options.get("ensure_weight_tying"):
+        final["base_model.model.lm_head.weight"] = final["base_model.model.model.embed_tokens.weight"]
+    return losses, first, final
 
 
 def agree(ours, theirs):

@@ -207,7 +207,9 @@ def test_plan_is_refused_where_its_job_would_be(shared):
 
 @pytest.mark.full
 @pytest.mark.parametrize("method, options", [
-    ("qlora", {}), ("qlora", {"merge_aware_int8": True}), ("qlora", {"use_dora": True}), ("lora", {}), ("full", {}), ("int8_mixed", {}), ("int8_qt", {}),
+    ("qlora", {}), ("qlora", {"merge_aware_int8": True}), ("qlora", {"use_dora": True}), ("lora", {}),
+    ("lora", {"modules_to_save": ["embed_tokens", "norm"]}), ("qlora", {"modules_to_save": ["embed_tokens", "norm"]}),
+    ("qlora", {"merge_aware_int8": True, "modules_to_save": ["embed_tokens"]}), ("full", {}), ("int8_mixed", {}), ("int8_qt", {}),
     ("int8_qt", {"compute": "INT8_QT_COMPUTE_FLOAT"}), ("bitnet_qat", {}),
     ("bitnet_qat", {"preset": "bitnet-tips", "init": "WEIGHT_INIT_RANDOM"}), ("bitnet_qat", {"preset": "bitnet-2b4t", "init": "WEIGHT_INIT_RANDOM"}),
     ("bitnet_qat", {"master_dtype": "COMPUTE_DTYPE_BF16"}), ("bitnet_qat", {"warmup_lambda": {"steps": 5}}),

@@ -86,7 +86,8 @@ QLORA = [
     {"train_dataset": "pairs", "eval_dataset": "ragged", "run": {"eval_every": 1, "save_every": 1, "keep_last": 1}},
     {"base_model": "small-nf4"}, {"base_model": "small-bf16"}, {"run": {"epochs": 0.5}},
     {"qlora": {"use_dora": True}}, {"qlora": {"use_dora": True, "target_modules": ["v_proj", "up_proj"], "compute_dtype": "COMPUTE_DTYPE_F32"}},
-    {"qlora": {"merge_aware_int8": True}},
+    {"qlora": {"merge_aware_int8": True}}, {"qlora": {"merge_aware_int8": True, "modules_to_save": ["embed_tokens", "norm"]}},
+    {"qlora": {"modules_to_save": ["embed_tokens", "input_layernorm"]}, "run": {"activation_checkpointing": True}},
     {"qlora": {"merge_aware_int8": True, "target_pattern": ".*[.][02][.].*_proj", "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"v_proj": 4}}},
     {"qlora": {"merge_aware_int8": True, "target_modules": ["q_proj", "down_proj"], "use_rslora": True}, "base_model": "small-nf4"},
 ]
@@ -113,6 +114,7 @@ INT8_MIXED = [
 LORA = [
     {}, {"compute_dtype": "COMPUTE_DTYPE_F32"}, {"target_modules": ["k_proj", "o_proj", "gate_proj"]}, {"use_rslora": True, "r": 1},
     {"r": 64, "alpha": 0.5, "lora_plus_ratio": 16}, {"dropout": 0.3, "seed": 9}, {"use_dora": True},
+    {"modules_to_save": ["embed_tokens"]}, {"modules_to_save": ["norm"], "use_dora": True, "compute_dtype": "COMPUTE_DTYPE_F32"},
 ]
 # On both float types, each with both types of compute.
 LORA_BASES = [{"lora": {"r": 4, "compute_dtype": f"COMPUTE_DTYPE_{compute}"}, "base_model": "small-bf16"} for compute in ("BF16", "F32")]
