@@ -109,6 +109,8 @@ def make_manifest():
                  "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"})
     put("peft-patterns", {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ".*\\.(q|v)_proj", "use_dora": True,
                           "rank_pattern": {"layers.1.self_attn.q_proj": 2, "(?=q)": 3}, "alpha_pattern": {"[qv]_proj$": 2.5}})
+    put("peft-saved", {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "ensure_weight_tying": True,
+                       "modules_to_save": ["norm", "model.embed_tokens", ".", "0.mlp"]})
     put("peft-rank-0", {"peft_type": "LORA", "r": 0, "lora_alpha": 1e308, "target_modules": "all-linear"})
     put("nibble-no-checksum", {"version": 1, "format": "int8", "act_outliers": 2, "kv_dtype": "BF16"})
 
@@ -238,6 +240,7 @@ def make_job_spec():
                          "targets-unknown": {"qlora": {"target_modules": ["lm_head", 3]}}, "data-null": {"data": None},
                          "patterns": {"qlora": {"target_pattern": ".*[.](q|v)_proj", "use_dora": True, "rank_pattern": {"0.*q_proj": 2},
                                                 "alpha_pattern": {"v_proj": 0.5}}},
+                         "saved": {"qlora": {"modules_to_save": ["norm", "lm_head"]}}, "saved-bad": {"qlora": {"modules_to_save": ["", "."]}},
                          "patterns-bad": {"qlora": {"target_pattern": "(?i)(a{9}){9}[", "rank_pattern": {"": 0}}}}.items():
         put("json-" + name, {**base, **change})
     # Specs that the planner must plan or refuse.
