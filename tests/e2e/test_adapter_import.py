@@ -198,32 +198,35 @@ def test_other_formats_are_not_exported_as_compressed_tensors(portable, tmp_path
 
 
 @pytest.mark.full
-def test_adapter_made_by_peft_has_the_logprobs_of_peft(shared, tmp_path):
-    """A random rsLoRA adapter saved by PEFT: the remaining difference comes from our rounding to bf16 before each
-    linear."""
+@pytest.mark.parametrize("saved", [{}, {"modules_to_save": ["embed_tokens", "norm"], "ensure_weight_tying": True}], ids=["linears", "saved"])
+def test_adapter_made_by_peft_has_the_logprobs_of_peft(shared, tmp_path, saved):
+    """A random rsLoRA adapter saved by PEFT, alone or with copies of the embedding, which is the head too, and of all norms:
+    the remaining difference comes from our rounding to bf16 before each linear."""
     torch = pytest.importorskip("torch", exc_type=ImportError)
     transformers = pytest.importorskip("transformers", exc_type=ImportError)
     peft = pytest.importorskip("peft", exc_type=ImportError)
     from logprobs import worst_difference
     from nf4 import dequantized
     from test_peft import LINEARS
-    shared.run("models", "convert", "small", "--to", "nf4", "--name", "four")
+    four, imported = ("four-saved", "from-peft-saved") if saved else ("four", "from-peft")
+    shared.run("models", "convert", "small", "--to", "nf4", "--name", four)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
         **{key: value for key, value in small_model.CONFIG.items() if key not in ("architectures", "model_type", "torch_dtype")}))
-    tensors = {name: torch.from_numpy(value.copy()) for name, value in dequantized(shared.state / "models/four").items()}
+    tensors = {name: torch.from_numpy(value.copy()) for name, value in dequantized(shared.state / f"models/{four}").items()}
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     model.load_state_dict(tensors, strict=True)
     torch.manual_seed(5)
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=4, use_rslora=True, target_modules=LINEARS,
-                                                         task_type="CAUSAL_LM")).eval()
+                                                         task_type="CAUSAL_LM", **saved)).eval()
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.1)
+            elif "modules_to_save" in name:
+                parameter.add_(0.1 * torch.randn_like(parameter))
         adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
-        shared.run("models", "import", tmp_path / "adapter", "--name", "from-peft", "--base", "four")
-        with_adapter, without = (worst_difference(shared.json("score", name, "--text", PAGE[:120]), adapted)
-                                 for name in ("from-peft", "four"))
+        shared.run("models", "import", tmp_path / "adapter", "--name", imported, "--base", four)
+        with_adapter, without = (worst_difference(shared.json("score", name, "--text", PAGE[:120]), adapted) for name in (imported, four))
     print(f"worst difference of a logprob: {with_adapter:.2e}, without the adapter {without:.2e}")
     assert with_adapter < 0.2 and without > 3 * with_adapter
 
