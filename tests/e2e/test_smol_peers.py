@@ -147,6 +147,13 @@ def lora(four, lr, **options):
     return ours, lambda: with_adapter(load(four), **options), adamw
 
 
+def lora_saved(four, lr):
+    """The embedding, which is the head too, and all norms are trained beside the adapter."""
+    saved = {"modules_to_save": ["embed_tokens", "norm"]}
+    ours = train(four, "lora-saved", "lora", lr=lr, r=RANK, alpha=ALPHA, seed=SEED, **saved)
+    return ours, lambda: with_adapter(load(four), **saved, ensure_weight_tying=True), adamw
+
+
 def qlora(four, lr, **options):
     ours = train(four, "qlora", "qlora", base="nf4", lr=lr, r=RANK, alpha=ALPHA, seed=SEED, **options)
     tensors = dequantized(four.server.state / "models/nf4")
@@ -181,7 +188,7 @@ def bitnet_qat(four, lr):
 # the package, one of them from weights with a relative noise of 1e-7. In int8_mixed, rows and gradients become codes; a
 # value near a rounding tie gets another code in another order of summation, and AdamW makes whole steps of it.
 CASES = {"full": (full, 1e-4, BOUND), "lora": (lora, 1e-3, BOUND), "lora, use_rslora": (lambda *a: lora(*a, use_rslora=True), 1e-3, BOUND),
-         "lora, use_dora": (lambda *a: lora(*a, use_dora=True), 1e-3, BOUND), "qlora": (qlora, 1e-3, BOUND),
+         "lora, use_dora": (lambda *a: lora(*a, use_dora=True), 1e-3, BOUND), "lora, modules_to_save": (lora_saved, 1e-4, BOUND), "qlora": (qlora, 1e-3, BOUND),
          "qlora, use_dora": (lambda *a: qlora(*a, use_dora=True), 1e-3, BOUND), "int8_mixed": (int8_mixed, 1e-4, None),
          "bitnet_qat, 16-bit rows": (bitnet_qat, 2e-5, BOUND)}
 
