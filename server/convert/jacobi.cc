@@ -66,7 +66,10 @@ SmallSvd Sorted(const SmallSvd& svd) {
 
 absl::StatusOr<SmallSvd> DecomposeSmall(std::vector<double> m, std::int64_t n, const kernels::Stream& stream,
                                         const base::Cancelled& cancelled) {
-  SmallSvd svd = {.n = n, .left = std::vector<double>(m.size()), .values = {}, .scaled = std::move(m)};
+  SmallSvd svd;
+  svd.n = n;
+  svd.left.resize(m.size());
+  svd.scaled = std::move(m);
   for (std::int64_t i = 0; i < n; ++i) svd.left[static_cast<std::size_t>(i * n + i)] = 1;
   const double negligible = kNegligible * Dot(svd.scaled.data(), svd.scaled.data(), n * n);
   // A round-robin tournament: index 0 stays, the others move one place each round, so each pair meets once per sweep.

@@ -232,7 +232,7 @@ absl::Status ModelConverter::Publish(const ConvertRequest& request, store::Model
     NIBBLE_RETURN_IF_ERROR(MarkMadeBy(work_.state.files, adapter->directory(), scope.identity()));
     NIBBLE_RETURN_IF_ERROR(adapter->Commit(scope.stopped(), digests).status());
   }
-  const absl::Status published = base.Commit(scope.stopped(), digests).status();
+  absl::Status published = base.Commit(scope.stopped(), digests).status();
   if (published.ok() || adapter == nullptr) return published;
   if (const absl::Status removed = work_.state.models->Delete(request.adapter_init->name); !removed.ok()) {
     base::LogWarning("cannot remove an adapter whose base was not published",
