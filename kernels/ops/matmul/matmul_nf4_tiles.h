@@ -138,7 +138,7 @@ class MatmulNf4Run {
   };
   void CopyStrip(const Nf4Rows& w, std::int64_t rows, std::int64_t strip, PaddedStrips* padded) const {
     const std::int64_t elements = std::min(kNf4Strip, k_ - strip * kNf4Strip);
-    const int scales = elements > kNf4Strip / 2 ? kScales : 1;  // the second half may lie past K
+    const int scales = std::min(kScales, elements > kNf4Strip / 2 ? 2 : 1);  // the second half may lie past K
     for (std::int64_t r = 0; r < rows; ++r) {
       std::copy_n(w.codes + r * w.row_bytes + strip * (kNf4Strip / 2), Nf4RowBytes(elements), padded->codes[r]);
       std::copy_n(w.template Scale<kScales>(r, strip), scales, padded->absmax[r]);
