@@ -272,7 +272,7 @@ absl::Status AddLine(std::int64_t line_number, std::string_view line, RowFormat 
                      const AwaitTurn& await_turn, std::vector<Example>* examples, DataSummary* summary) {
   if (cancelled && cancelled())
     return absl::CancelledError(base::StrCat("cancelled at line ", line_number, " of the data"));
-  if (line.find_first_not_of(" \t\r") == std::string_view::npos) return absl::OkStatus();
+  if (IsBlankLine(line)) return absl::OkStatus();
   RowEncoder encoder(*text.tokenizer, cancelled, await_turn);
   if (const absl::Status admitted = encoder.Admit(line.size()); !admitted.ok()) return AtLine(line_number, admitted);
   auto row = ParseRow(line, format);

@@ -13,10 +13,6 @@ namespace {
 constexpr std::size_t kMaxComplaints = 20;  // different errors of a file that its refusal names
 constexpr std::size_t kMaxRanges = 80;      // ranges of line numbers in a refusal, which rpc/status.cc cuts to 1 KiB
 
-bool IsBlank(std::string_view line) {
-  return std::all_of(line.begin(), line.end(), [](char c) { return c == ' ' || c == '\t' || c == '\r'; });
-}
-
 bool HasText(std::string_view answer) { return answer.find_first_not_of(" \t\r\n") != std::string_view::npos; }
 
 // Whether a chat message, whose content is valid, has text or calls tools.
@@ -108,6 +104,10 @@ absl::Status CheckMessages(const Row& row) {
       base::StrCat("\"messages\" has ", row.roles.size(), " messages, wanted at most ", kMaxMessages));
 }
 
+bool IsBlankLine(std::string_view line) {
+  return std::all_of(line.begin(), line.end(), [](char c) { return c == ' ' || c == '\t' || c == '\r'; });
+}
+
 absl::StatusOr<Row> ParseRow(std::string_view line, RowFormat format) {
   NIBBLE_ASSIGN_OR_RETURN(const base::Json json, ParseObject(line));
   Row row;
@@ -171,7 +171,7 @@ std::string FileValidator::ComplaintsText() const {
 
 void FileValidator::Line(std::string_view line) {
   ++line_number_;
-  if (IsBlank(line)) return;
+  if (IsBlankLine(line)) return;
   if (!format_.has_value()) {
     auto detected = DetectRowFormat(line);
     if (!detected.ok()) {

@@ -39,6 +39,8 @@ inline constexpr std::size_t kMaxMessages = 1024;
 // every accepted row.
 absl::Status CheckMessages(const Row& row);
 
+// A line without a row.
+bool IsBlankLine(std::string_view line);
 // InvalidArgument says what is wrong with the line. DetectRowFormat decides by the keys.
 absl::StatusOr<Row> ParseRow(std::string_view line, RowFormat format);
 absl::StatusOr<RowFormat> DetectRowFormat(std::string_view line);

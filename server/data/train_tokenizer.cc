@@ -29,7 +29,7 @@ absl::StatusOr<std::vector<std::string>> TextsOf(const Row& row, RowFormat forma
 }
 
 absl::Status CountLine(std::string_view line, RowFormat format, text::TokenizerTrainer& trainer) {
-  if (line.find_first_not_of(" \t\r") == std::string_view::npos) return absl::OkStatus();
+  if (IsBlankLine(line)) return absl::OkStatus();
   NIBBLE_ASSIGN_OR_RETURN(const Row row, ParseRow(line, format));
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> texts, TextsOf(row, format));
   for (const std::string& text : texts) NIBBLE_RETURN_IF_ERROR(trainer.Count(text));
