@@ -1,5 +1,4 @@
 // A model without weights of its own: config.json and a tokenizer, which is read or trained.
-#include <algorithm>
 #include <utility>
 
 #include "server/base/error.h"
@@ -8,7 +7,6 @@
 #include "server/base/strings.h"
 #include "server/model/file_names.h"
 #include "server/model/float_convert.h"
-#include "server/model/hf_bitnet.h"
 #include "server/model/hf_directory.h"
 #include "server/model/import.h"
 #include "server/model/random_weights.h"
@@ -44,8 +42,8 @@ class RandomSource : public WeightSource {
   // The values of a job of the method full with `init` random and the same seed (server/trainer/full_model.h).
   absl::StatusOr<std::string> Read(const TensorSpec& spec, DType dtype) const override {
     const std::int64_t count = NumElements(spec.shape).value_or(0);
-    std::vector<float> values(static_cast<std::size_t>(count), spec.role == TensorRole::kBias ? 0.0f : 1.0f);
-    if (spec.shape.size() == 2) DrawWeights(values, init_.seed, numbers_.at(spec.name), init_.stream);
+    std::vector<float> values(static_cast<std::size_t>(count));
+    DrawTensor(spec, values, init_.seed, numbers_.at(spec.name), init_.stream);
     return FromFloats(values, dtype);
   }
   std::int64_t ReadBytes(const TensorSpec& spec, DType dtype) const override {

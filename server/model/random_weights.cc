@@ -1,5 +1,6 @@
 #include "server/model/random_weights.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -20,6 +21,12 @@ void DrawWeights(std::span<float> values, std::uint64_t seed, std::uint64_t numb
       values[i] = static_cast<float>(kDeviation * std::sqrt(-2.0 * std::log(u)) * std::cos(2.0 * std::numbers::pi * v));
     }
   });
+}
+
+void DrawTensor(const TensorSpec& spec, std::span<float> values, std::uint64_t seed, std::uint64_t number,
+                const kernels::Stream& stream) {
+  if (spec.shape.size() == 2) return DrawWeights(values, seed, number, stream);
+  std::fill(values.begin(), values.end(), spec.role == TensorRole::kBias ? 0.0f : 1.0f);
 }
 
 }  // namespace nibble::model

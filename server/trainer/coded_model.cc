@@ -18,11 +18,11 @@
 #include "server/model/bitnet_shape.h"
 #include "server/model/decoder.h"
 #include "server/model/forget_pages.h"
+#include "server/model/random_weights.h"
 #include "server/model/saved_modules.h"
 #include "server/model/tensor_table.h"
 #include "server/trainer/adapter_parameters.h"
 #include "server/trainer/fixed_order.h"
-#include "server/trainer/random_weights.h"
 #include "server/trainer/recomputed_layer.h"
 #include "server/trainer/segment_attention.h"
 #include "server/trainer/torch_bridge.h"
@@ -340,7 +340,10 @@ Tensor CodedModel::MakeValues(const model::Artifact& base, const std::string& na
   const auto found = base.tensors().find(from.empty() ? name : from);
   const bool bias = name.ends_with(".bias");
   if (options_.random_init) {
-    if (shape.size() == 2) DrawWeights(tensor, options_.init_seed, number, context_.stream);
+    if (shape.size() == 2) {
+      model::DrawWeights({tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())}, options_.init_seed,
+                         number, context_.stream);
+    }
     if (bias) tensor.zero_();
   } else if (found != base.tensors().end()) {
     const Tensor source =

@@ -11,12 +11,12 @@
 
 #include "kernels/ops/attention/rope.h"
 #include "server/base/status_macros.h"
+#include "server/model/random_weights.h"
 #include "server/model/tensor_table.h"
 #include "server/trainer/chunked_loss.h"
 #include "server/trainer/fixed_order.h"
 #include "server/trainer/float_linear.h"
 #include "server/trainer/int8_linear.h"
-#include "server/trainer/random_weights.h"
 #include "server/trainer/torch_bridge.h"
 #include "server/trainer/training_ops.h"
 
@@ -97,10 +97,9 @@ class TorchFullModel : public FullModel {
       if (!options.random_init) {
         NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> values, base.FloatTensor(tensor.name));
         std::copy(values.begin(), values.end(), parameter.data_ptr<float>());
-      } else if (tensor.shape.size() == 2) {
-        DrawWeights(parameter, options.init_seed, tensors_.size(), parts_.context.stream);
       } else {
-        parameter.fill_(tensor.role == model::TensorRole::kBias ? 0.0 : 1.0);
+        model::DrawTensor(tensor, {parameter.data_ptr<float>(), static_cast<std::size_t>(parameter.numel())},
+                          options.init_seed, tensors_.size(), parts_.context.stream);
       }
       if (options.bf16_parameters) parameter = parameter.to(torch::kBFloat16);
       parameter.requires_grad_(true);

@@ -36,8 +36,8 @@ struct FullOptions {
 class FullModel : public TrainingModel {
  public:
   // Starts from the weights of `base`, f32 or bf16, as f32 or bf16 parameters in the order of RequiredTensors(config);
-  // or from random matrices (DrawWeights, by the number of the tensor), norms of ones and biases of zeros. With bf16
-  // compute, linears and head multiply weights rounded to bf16 after every step.
+  // or from random matrices (model::DrawTensor, by the number of the tensor), norms of ones and biases of zeros. With
+  // bf16 compute, linears and head multiply weights rounded to bf16 after every step.
   static absl::StatusOr<std::unique_ptr<FullModel>> Create(const model::Artifact& base, const FullOptions& options,
                                                            const kernels::Stream& stream);
 

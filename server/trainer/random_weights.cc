@@ -5,13 +5,8 @@
 #include <cmath>
 
 #include "kernels/philox.h"
-#include "server/model/random_weights.h"
 
 namespace nibble::trainer {
-
-void DrawWeights(const torch::Tensor& tensor, std::uint64_t seed, std::uint64_t number, const kernels::Stream& stream) {
-  model::DrawWeights({tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())}, seed, number, stream);
-}
 
 void DrawAdapter(const torch::Tensor& a, std::uint64_t seed, std::uint64_t number) {
   const double bound = 1.0 / std::sqrt(static_cast<double>(a.size(1)));
