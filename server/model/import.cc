@@ -152,6 +152,7 @@ absl::StatusOr<ImportReport> ImportModel(base::FileSystem& files, const std::str
   }
   for (const auto& [name, bytes] : weights->files()) NIBBLE_RETURN_IF_ERROR(writer->PutFile(name, bytes));
   info.source = "import";
+  info.provenance = options.provenance;
   info.provenance["imported_from"] = weights->kind();
   NIBBLE_ASSIGN_OR_RETURN(report.info, writer->Finish(report.config, std::move(info)));
   return report;

@@ -10,6 +10,7 @@
 #include "kernels/dtype.h"
 #include "kernels/stream.h"
 #include "server/base/files.h"
+#include "server/base/json.h"
 #include "server/model/artifact.h"
 #include "server/model/text_assets.h"
 
@@ -40,6 +41,7 @@ struct ImportOptions {
   std::uint64_t max_tokenizer_bytes = kMaxTokenizerBytes;
   // Called once, before the first tensor is read, with the peak memory in bytes from then on, without mapped pages.
   std::function<absl::Status(std::int64_t bytes)> admit = {};
+  base::Json provenance = base::Json::object();  // added to ArtifactInfo::provenance
   // Draws the weights instead of reading them: `source` is a directory without weights.
   std::optional<RandomInit> random = std::nullopt;
 };

@@ -129,17 +129,14 @@ absl::Status ModelImporter::ImportWeights(const ImportRequest& request, const st
     return absl::OkStatus();
   };
   model::ImportOptions options{.max_tokenizer_bytes = work_.options.max_tokenizer_bytes, .admit = admit};
-  if (request.random_init.has_value()) options.random = RandomInitOf(request, scope);
-  auto report = model::ImportModel(files, source, target, dtype, options);
-  if (!report.ok()) return base::About(OfTheFiles(report.status()), request.name);
-  base::Json& provenance = report->info.provenance;
-  if (!request.source_name.value_or("").empty()) provenance[model::kSourceName] = *request.source_name;
-  if (request.random_init.has_value()) {
-    provenance["seed"] = request.random_init->seed;
-    if (request.random_init->tokenizer_dataset.has_value())
-      provenance["tokenizer_dataset"] = *request.random_init->tokenizer_dataset;
+  if (!request.source_name.value_or("").empty()) options.provenance[model::kSourceName] = *request.source_name;
+  if (const auto& random = request.random_init; random.has_value()) {
+    options.random = RandomInitOf(request, scope);
+    options.provenance["seed"] = random->seed;
+    if (random->tokenizer_dataset.has_value()) options.provenance["tokenizer_dataset"] = *random->tokenizer_dataset;
   }
-  return model::WriteArtifactInfo(files, target, report->info);
+  const auto report = model::ImportModel(files, source, target, dtype, options);
+  return base::About(OfTheFiles(report.status()), request.name);
 }
 
 model::RandomInit ModelImporter::RandomInitOf(const ImportRequest& request, OperationScope& scope) const {
