@@ -46,7 +46,7 @@ void CheckPatterns(const std::string& field, const std::map<std::string, Value>&
   }
 }
 
-// Which modules the texts match is checked beside the base (model/saved_modules.h).
+// Checks the list alone; model::SavedModulesProblem compares the entries with the modules of the base.
 void CheckModulesToSave(const std::string& field, const std::vector<std::string>& modules, SpecChecker& check) {
   if (modules.size() > model::kMaxPatterns) {
     check.Add(field, StrCat("has ", modules.size(), " entries, wanted at most ", model::kMaxPatterns));

@@ -18,7 +18,8 @@ struct Nf4Options {
   friend bool operator==(const Nf4Options&, const Nf4Options&) = default;
 };
 
-// What is wrong with a number of elements per block: "is 48, wanted a power of two from 32 to 4096"; "" if nothing is.
+// Why the number of elements per block is not allowed, such as "is 48, wanted a power of two from 32 to 4096"; "" if it
+// is allowed.
 std::string BlockProblem(std::int64_t block);
 
 // The text of error messages: "blocks of 64, scales in int8 in blocks of 256", "blocks of 128, scales in f32".

@@ -20,7 +20,7 @@ bool CanBeSaved(TensorRole role) {
   return role == TensorRole::kEmbedding || role == TensorRole::kNorm || role == TensorRole::kHead;
 }
 
-// A module that the text matches and that cannot be saved; "" if there is none.
+// The first module that the text matches although it cannot be saved, or "".
 std::string WrongMatch(const ModelConfig& model, const std::string& text) {
   std::vector<std::string> paths = OtherModules(model);
   for (std::int64_t layer = 0; layer < model.num_layers; ++layer) {

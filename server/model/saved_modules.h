@@ -23,7 +23,7 @@ bool SavesTiedEmbedding(const ModelConfig& model, const AdapterConfig& adapter);
 // modules that contain others.
 std::vector<std::string> OtherModules(const ModelConfig& model);
 
-// What is wrong with modules_to_save on this model, as "has ..., wanted ..."; "" if nothing is. Each entry must match a
+// Why modules_to_save does not fit this model, as "has ..., wanted ..."; "" if it fits. Each entry must match a
 // module that can be saved, and no other module. The head of a tied model is its embedding, and an int8 head has no
 // float values to train.
 std::string SavedModulesProblem(const ModelConfig& model, const AdapterConfig& adapter, bool int8_head);

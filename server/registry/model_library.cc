@@ -51,8 +51,13 @@ void ModelLibrary::RemoveMadeBy(const OperationIdentity& operation) {
   for (const store::StoredModel& stored : work_.state.models->List()) {
     if (!IsMadeBy(stored, operation)) continue;
     const absl::Status removed = work_.state.models->Delete(stored.name);
-    base::LogWarning("removed the adapter of an interrupted conversion, which made no base",
-                     {{"model", stored.name}, {"error", std::string(removed.message())}});
+    if (removed.ok()) {
+      base::LogWarning("removed the adapter of an interrupted conversion, which made no base",
+                       {{"model", stored.name}});
+    } else {
+      base::LogWarning("cannot remove the adapter of an interrupted conversion, which made no base",
+                       {{"model", stored.name}, {"error", std::string(removed.message())}});
+    }
   }
 }
 

@@ -71,11 +71,11 @@ registry::AdapterInitRequest ToAdapterInit(const v1::AdapterInit& init) {
 }
 
 absl::Status CheckFields(const v1::AdapterInit& init) {
-  if (init.method() == v1::ADAPTER_INIT_METHOD_UNSPECIFIED || !v1::AdapterInitMethod_IsValid(init.method())) {
-    return FieldError("adapter_init.method",
-                      init.method() == v1::ADAPTER_INIT_METHOD_UNSPECIFIED
-                          ? std::string("is not set, wanted PISSA or LOFTQ")
-                          : StrCat("is ", static_cast<int>(init.method()), ", wanted PISSA or LOFTQ"));
+  if (init.method() == v1::ADAPTER_INIT_METHOD_UNSPECIFIED) {
+    return FieldError("adapter_init.method", "is not set, wanted PISSA or LOFTQ");
+  }
+  if (!v1::AdapterInitMethod_IsValid(init.method())) {
+    return FieldError("adapter_init.method", StrCat("is ", static_cast<int>(init.method()), ", wanted PISSA or LOFTQ"));
   }
   const jobs::LoraMethod options = AdapterOptions(init);
   jobs::SpecChecker check;
