@@ -1,5 +1,6 @@
 """Checks the tree: permitted includes (docs/ARCHITECTURE.md), files that documents name, formatting, and unique names
 of the cases of CTest."""
+import ast
 import collections
 import json
 import re
@@ -100,6 +101,32 @@ def test_files_that_documents_name_exist():
                 missing.append(f"{document} names {name}")
     assert missing == []
     assert seen > 200
+
+
+# Packages that work only after `deploy/setup.sh --full`. torch is installed without it, but cannot be imported.
+NEEDS_FULL = {"torch", "transformers", "peft", "bitsandbytes", "torchao", "tokenizers", "accelerate", "compressed_tensors", "llama_cpp"}
+
+
+def imported_without_skip(source):
+    """Packages of NEEDS_FULL that a test file imports when it is collected, before pytest.importorskip names them."""
+    checked, wrong = set(), []
+    for statement in ast.parse(source).body:
+        calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)] if isinstance(statement, (ast.Assign, ast.Expr)) else []
+        checked |= {call.args[0].value.split(".")[0] for call in calls if ast.unparse(call.func) == "pytest.importorskip"}
+        names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
+        if isinstance(statement, ast.ImportFrom):
+            names = [statement.module or ""]
+        wrong += [package for package in (name.split(".")[0] for name in names) if package in NEEDS_FULL - checked]
+    return wrong
+
+
+def test_tests_are_collected_without_the_packages_of_full():
+    assert imported_without_skip('import pytest\npytest.importorskip("peft")\nfrom peft import x\nfrom torch import y\n') == ["torch"]
+    files = [path for folder in ("e2e", "deploy") for path in sorted((ROOT / "tests" / folder).glob("*.py"))
+             if path.name.startswith("test_") or path.name == "conftest.py"]
+    wrong = {path.name: packages for path in files if (packages := imported_without_skip(path.read_text()))}
+    assert wrong == {}
+    assert len(files) > 50
 
 
 def test_every_source_is_formatted():
