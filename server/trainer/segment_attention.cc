@@ -1,15 +1,15 @@
 #include "server/trainer/segment_attention.h"
 
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <torch/autograd.h>
 #include <torch/types.h>
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 #include <utility>
 
-#include "kernels/formats/int8.h"
 #include "kernels/ops/attention/attention.h"
+#include "kernels/ops/attention/attention_backward.h"
 #include "kernels/ops/attention/kv_store.h"
 #include "server/base/status_macros.h"
 #include "server/trainer/saved_address.h"
@@ -22,75 +22,43 @@ using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Segments are padded to a multiple of this: for torch's bf16 attention, oneDNN keeps a primitive for every new shape,
-// and examples of all lengths would always make new ones. It is also the smallest block of queries of torch's kernel,
-// so that padding is nearly free.
-constexpr std::int64_t kSegmentQuantum = 32;
-
 struct Heads {
   std::int64_t kv = 0;     // KV heads
   std::int64_t group = 0;  // query heads per KV head
   std::int64_t dim = 0;
+
+  float scale() const { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim))); }
 };
 
-struct Segment {
-  std::int64_t begin = 0;   // first token
-  std::int64_t size = 0;    // tokens
-  std::int64_t padded = 0;  // the same, padded
+// Segments and KV heads of one launch of the backward pass.
+struct Part {
+  std::size_t segment = 0;
+  std::int64_t num_segments = 0;
+  std::int64_t head = 0;
+  std::int64_t num_heads = 0;
 };
 
+// Calls body(part) for segments of at most kForwardRows rows together, and for each KV head of a longer segment. The
+// parts have no effect on bits: `cancelled` is called between them, which also shows that the trainer is alive.
 template <typename Body>
-void ForEachSegment(const std::vector<std::int64_t>& segments, Body body) {
-  for (std::size_t s = 0; s + 1 < segments.size(); ++s) {
-    const std::int64_t size = segments[s + 1] - segments[s];
-    if (size == 0) continue;
-    body(Segment{segments[s], size, kernels::RoundUp(size, kSegmentQuantum)});
+void ForEachPart(const std::vector<std::int64_t>& segments, std::int64_t kv_heads, Body body) {
+  for (std::size_t first = 0; first + 1 < segments.size();) {
+    std::size_t end = first + 1;
+    while (end + 1 < segments.size() && segments[end + 1] - segments[first] <= kForwardRows) ++end;
+    const std::int64_t at_once = segments[end] - segments[first] > kForwardRows ? 1 : kv_heads;
+    for (std::int64_t head = 0; head < kv_heads; head += at_once)
+      body(Part{first, static_cast<std::int64_t>(end - first), head, at_once});
+    first = end;
   }
 }
 
-// Rows [begin, begin + padded) of x as [KV, group, padded, d]. For k and v (`shared`), every head appears once for each
-// query head of its group. Returns a view if x has all these rows. The rows past the segment then belong to other
-// tokens. Causality hides their keys, but not the gradients of their queries: `zero_padding` makes the rows past the
-// segment 0, in a copy.
-Tensor Rows(const Tensor& x, const Segment& segment, const Heads& heads, bool shared, bool zero_padding = false) {
-  const std::int64_t stride = x.size(1);
-  const std::vector<std::int64_t> sizes = {heads.kv, heads.group, segment.padded, heads.dim};
-  const std::vector<std::int64_t> strides = {shared ? heads.dim : heads.group * heads.dim, shared ? 0 : heads.dim,
-                                             stride, 1};
-  const bool padded = segment.padded != segment.size;
-  if (!padded || (!zero_padding && segment.begin + segment.padded <= x.size(0))) {
-    return x.as_strided(sizes, strides, x.storage_offset() + segment.begin * stride);
-  }
-  Tensor copy = torch::zeros({segment.padded, stride}, x.options());
-  copy.narrow(0, 0, segment.size).copy_(x.narrow(0, segment.begin, segment.size));
-  return copy.as_strided(sizes, strides);
-}
-
-// The reverse of Rows: stores `from`, which has n KV heads from `first` on, in the segment's rows of x. `from` is
-// [n, group, padded, d] for query heads, [n, padded, d] for KV heads.
-void StoreQueryHeads(const Tensor& from, const Segment& segment, const Heads& heads, std::int64_t first,
-                     const Tensor& x) {
-  x.narrow(0, segment.begin, segment.size)
-      .view({segment.size, heads.kv, heads.group, heads.dim})
-      .narrow(1, first, from.size(0))
-      .copy_(from.narrow(2, 0, segment.size).permute({2, 0, 1, 3}));
-}
-void StoreKvHeads(const Tensor& from, const Segment& segment, const Heads& heads, std::int64_t first, const Tensor& x) {
-  x.narrow(0, segment.begin, segment.size)
-      .view({segment.size, heads.kv, heads.dim})
-      .narrow(1, first, from.size(0))
-      .copy_(from.narrow(1, 0, segment.size).permute({1, 0, 2}));
-}
-
-// log(sum of exp(scores)) of a segment's queries as [KV, group, padded], from [num_tokens, H]. The rows past the
-// segment have probabilities of 0.
-Tensor PaddedLogSumExp(const Tensor& all, const Segment& segment, const Heads& heads) {
-  constexpr float kNoProbability = 1e30f;  // not infinity, which torch's kernel need not support
-  Tensor sums = torch::full({segment.padded, heads.kv, heads.group}, kNoProbability, torch::kFloat32);
-  sums.narrow(0, 0, segment.size)
-      .view({segment.size, heads.kv * heads.group})
-      .copy_(all.narrow(0, segment.begin, segment.size));
-  return sums.permute({1, 2, 0});
+// Columns [first, first + count) of the first rows of a contiguous matrix.
+kernels::Matrix Columns(const Tensor& x, std::int64_t rows, std::int64_t first, std::int64_t count) {
+  kernels::Matrix m = ViewOf(x);
+  m.data = static_cast<char*>(m.data) + first * kernels::SizeOf(m.dtype);
+  m.rows = rows;
+  m.cols = count;
+  return m;
 }
 
 // The result [T, H*d] of `type` and the logsumexp [num_tokens, H]. Overwrites the cache.
@@ -112,7 +80,7 @@ std::pair<Tensor, Tensor> Attend(const Tensor& q, const Tensor& k, const Tensor&
                                      .layer = 0,
                                      .rows = rows,
                                      .num_heads = num_heads,
-                                     .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(heads.dim))),
+                                     .scale = heads.scale(),
                                      .out = view(out),
                                      .logsumexp = logsumexp.data_ptr<float>() + begin * num_heads},
                                     context.stream));
@@ -146,36 +114,40 @@ struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunc
     const std::int64_t num_heads = ctx->saved_data["heads"].toInt();
     const std::int64_t num_kv_heads = ctx->saved_data["kv_heads"].toInt();
     const variable_list saved = ctx->get_saved_variables();
-    // The scratch has the type of products of the backward pass (BackwardType): f32 on a CPU on which torch's bf16
-    // products are slow.
-    const bool widen = context.scratch.defined() && context.scratch.scalar_type() == torch::kFloat32;
-    const Tensor q = widen ? saved[0].to(torch::kFloat32) : saved[0];
-    const Tensor k = saved[1].to(q.scalar_type()), v = saved[2].to(q.scalar_type());
-    const Heads heads = {num_kv_heads, num_heads / num_kv_heads, q.size(1) / num_heads};
-    const auto [out, logsumexp] = saved.size() == 5 ? std::pair{saved[3].to(q.scalar_type()), saved[4]}
-                                                    : Attend(q, k, v, segments, heads, q.scalar_type(), context);
-    const Tensor g = grads[0].contiguous().to(q.scalar_type());
-    Tensor grad_q = torch::empty(q.sizes(), torch::kFloat32), grad_k = torch::empty(k.sizes(), torch::kFloat32),
-           grad_v = torch::empty(v.sizes(), torch::kFloat32);
+    const Heads heads = {num_kv_heads, num_heads / num_kv_heads, saved[0].size(1) / num_heads};
+    const Tensor &q = saved[0], &k = saved[1], &v = saved[2];
+    Tensor out, logsumexp;
+    std::tie(out, logsumexp) =
+        saved.size() == 5 ? std::pair{saved[3], saved[4]} : Attend(q, k, v, segments, heads, q.scalar_type(), context);
+    const Tensor grad_out = grads[0].contiguous();
+    const Tensor grad_q = torch::empty(q.sizes(), torch::kFloat32), grad_k = torch::empty(k.sizes(), grad_q.options()),
+                 grad_v = torch::empty(v.sizes(), grad_q.options());
     const std::int64_t end = segments.num_tokens();
-    for (const Tensor& grad : {grad_q, grad_k, grad_v}) grad.narrow(0, end, q.size(0) - end).zero_();
-    ForEachSegment(segments.segments(), [&](const Segment& segment) {
-      const Tensor rows_g = Rows(g, segment, heads, false, /*zero_padding=*/true),
-                   rows_q = Rows(q, segment, heads, false), rows_k = Rows(k, segment, heads, true),
-                   rows_v = Rows(v, segment, heads, true), rows_out = Rows(out, segment, heads, false),
-                   sums = PaddedLogSumExp(logsumexp, segment, heads);
-      // A long segment takes seconds. One KV head at a time gives the same bits, and `cancelled` is called in between,
-      // which also shows that the trainer is alive.
-      const std::int64_t at_once = segment.size > kForwardRows ? 1 : heads.kv;
-      for (std::int64_t head = 0; head < heads.kv; head += at_once) {
-        ThrowIfCancelled(context.cancelled);
-        const auto of = [&](const Tensor& rows) { return rows.narrow(0, head, at_once); };
-        const auto [made_q, made_k, made_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-            of(rows_g), of(rows_q), of(rows_k), of(rows_v), of(rows_out), of(sums), 0.0, /*is_causal=*/true);
-        StoreQueryHeads(made_q, segment, heads, head, grad_q);
-        StoreKvHeads(made_k.sum(1), segment, heads, head, grad_k);
-        StoreKvHeads(made_v.sum(1), segment, heads, head, grad_v);
-      }
+    for (const Tensor& grad : {grad_q, grad_k, grad_v}) grad.narrow(0, end, grad.size(0) - end).zero_();
+    ForEachPart(segments.segments(), heads.kv, [&](const Part& part) {
+      ThrowIfCancelled(context.cancelled);
+      // Columns of the part's KV heads, or of the query heads that read them.
+      const auto kv = [&](const Tensor& x) {
+        return Columns(x, end, part.head * heads.dim, part.num_heads * heads.dim);
+      };
+      const auto query = [&](const Tensor& x, std::int64_t cols) {
+        return Columns(x, end, part.head * heads.group * cols, part.num_heads * heads.group * cols);
+      };
+      ThrowIfError(kernels::AttentionBackward({.q = query(q, heads.dim),
+                                               .k = kv(k),
+                                               .v = kv(v),
+                                               .out = query(out, heads.dim),
+                                               .grad_out = query(grad_out, heads.dim),
+                                               .logsumexp = query(logsumexp, 1),
+                                               .segments = segments.segments().data() + part.segment,
+                                               .num_segments = part.num_segments,
+                                               .num_heads = part.num_heads * heads.group,
+                                               .num_kv_heads = part.num_heads,
+                                               .scale = heads.scale(),
+                                               .grad_q = query(grad_q, heads.dim),
+                                               .grad_k = kv(grad_k),
+                                               .grad_v = kv(grad_v)},
+                                              context.stream));
     });
     return {grad_q, grad_k, grad_v, Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }

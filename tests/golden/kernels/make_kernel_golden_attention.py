@@ -1,4 +1,4 @@
-"""Makes attention.txt (attention, rope, gated_mul and its backward) and sampling.txt (log_softmax_gather, sample).
+"""Makes attention.txt (attention, rope, gated_mul, and the backward passes of attention and gated_mul) and sampling.txt (log_softmax_gather, sample).
 
     torch==2.11.0 transformers==5.23.0 numpy==2.4.6
 
@@ -62,6 +62,25 @@ def attention(out, name, kv_heads, group, d, length, rows, q_scale):
     for key, value in (("q", q), ("k", k), ("v", v), ("out", y.transpose(0, 1)),
                        ("logsumexp", torch.logsumexp(scores, -1).transpose(0, 1))):
         out.put(f"{name}.{key}", value)
+
+
+def attention_backward(out, name, kv_heads, group, d, segments, q_scale):
+    """Gradients by torch's autograd of causal attention within each segment."""
+    rows = segments[-1]
+    q = normal(10, rows, kv_heads * group, d, scale=q_scale)
+    k, v = normal(11, rows, kv_heads, d), normal(12, rows, kv_heads, d)
+    grad_out = normal(13, rows, kv_heads * group, d)
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    for begin, end in zip(segments, segments[1:]):
+        parts = [x[begin:end].transpose(0, 1)[None] for x in leaves]
+        y = F.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)[0]
+        y.backward(grad_out[begin:end].double().transpose(0, 1))
+    out.put(f"{name}.shape", np.array([kv_heads, group, d], np.int64))
+    out.put(f"{name}.segments", np.array(segments, np.int64))
+    for key, value in (("q", q), ("k", k), ("v", v), ("grad_out", grad_out)):
+        out.put(f"{name}.{key}", value)
+    for key, leaf in zip("qkv", leaves):
+        out.put(f"{name}.grad_{key}", leaf.grad)
 
 
 def rope(out):
@@ -163,6 +182,8 @@ def main():
     out = File("attention.txt")
     attention(out, "grouped", kv_heads=2, group=3, d=40, length=70, rows=[0, 31, 32, 69], q_scale=1.0)
     attention(out, "sharp", kv_heads=1, group=1, d=16, length=100, rows=[1, 63, 99], q_scale=30.0)
+    attention_backward(out, "backward", kv_heads=2, group=3, d=20, segments=[0, 5, 38, 39], q_scale=1.0)
+    attention_backward(out, "backward_sharp", kv_heads=1, group=1, d=16, segments=[0, 70], q_scale=30.0)
     rope(out)
     silu(out)
     out.write()

@@ -131,7 +131,7 @@ class SegmentAttentionTest : public ::testing::Test {
 
 const Case kCases[] = {
     {4, 2, 8, {0, 5, 12, 13, 33}, 40},              // ragged, with padding
-    {9, 3, 64, {0, 1, 32, 65, 98, 300, 301}, 320},  // sizes around 32 (kSegmentQuantum); three query heads per KV head
+    {9, 3, 64, {0, 1, 32, 65, 98, 300, 301}, 320},  // sizes around 32 and 64, the blocks; three query heads per KV head
     {2, 2, 16, {0, 0, 64, 64, 128}, 128},           // empty segments; nothing to pad
     {6, 1, 32, {0, 700}, 700},                      // one segment larger than the block sizes of the kernel
     {4, 4, 16, {0, 31, 61}, 61},                    // the last segment, padded to 32 rows, would end past the tokens
@@ -278,13 +278,13 @@ TEST_F(SegmentAttentionTest, LongSegmentHasTheBitsOfItsHeadsAloneAndCanBeCancell
   }
 }
 
-TEST_F(SegmentAttentionTest, ChecksForCancellationEvery1024RowsForwardAndEverySegmentBackward) {
+TEST_F(SegmentAttentionTest, ChecksForCancellationEvery1024Rows) {
   support::CancelAt asked;
   context_.cancelled = asked.callback();
-  const Case c = {2, 1, 8, {0, 3, 9, 20}, 20};
+  const Case c = {2, 1, 8, {0, 600, 1200, 1300}, 1300};
   const std::vector<Tensor> inputs = Inputs(c, torch::kFloat32);
   BySegment(c, inputs, torch::kFloat32);
-  EXPECT_EQ(asked.calls(), 4) << "one piece of twenty rows forward, three segments backward";
+  EXPECT_EQ(asked.calls(), 4) << "two pieces forward; backward the first segment, then the other two together";
   asked.Restart(3);
   EXPECT_THROW(BySegment(c, inputs, torch::kFloat32), StoppedError);
   const Case longer = {2, 1, 8, {0, 3 * kForwardRows}, 3 * kForwardRows};
