@@ -8,6 +8,7 @@
 #include "kernels/ops/quantize/dequantize_ternary.h"
 #include "kernels/ops/quantize/ternarise.h"
 #include "kernels/ops/quantize/ternarise_backward.h"
+#include "server/trainer/held_gradient.h"
 #include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"
 
@@ -47,12 +48,9 @@ struct BitLinearFunction : torch::autograd::Function<BitLinearFunction> {
                                          .y = ViewOf(y)},
                                         context->stream));
     const bool needs_x = shared == nullptr && ScaleHasGradient(*options);
-    const bool needs_master = options->ste != kernels::Ste::kIdentity;
     ctx->saved_data["has_bias"] = bias.has_value();
     ctx->saved_data["cols"] = master.size(1);
-    ctx->saved_data["master_type"] = master.scalar_type();
-    ctx->save_for_backward({rows.codes, rows.scale, weight->tiles, weight->scale, needs_master ? master : Tensor(),
-                            needs_x ? x : Tensor()});
+    ctx->save_for_backward({rows.codes, rows.scale, weight->tiles, weight->scale, master, needs_x ? x : Tensor()});
     return y;
   }
 
@@ -64,6 +62,7 @@ struct BitLinearFunction : torch::autograd::Function<BitLinearFunction> {
     const CodedRows rows = {saved[0], saved[1], ctx->saved_data["cols"].toInt()};
     const Tensor& tiles = saved[2];
     const Tensor& scale = saved[3];
+    const Tensor& master = saved[4];
     const Tensor g = AsRows(grads[0].contiguous());
     Tensor grad_x, grad_master, grad_bias;
     if (ctx->needs_input_grad(0)) {
@@ -82,10 +81,13 @@ struct BitLinearFunction : torch::autograd::Function<BitLinearFunction> {
       const torch::ScalarType type =
           rows.codes.scalar_type() == torch::kInt16 ? torch::kFloat32 : context.scratch.scalar_type();
       const Tensor scaled = g.to(torch::kFloat32) * rows.scale.unsqueeze(1);
-      grad_master =
-          torch::mm(PadTo(scaled, type).t(), PadTo(rows.codes.narrow(1, 0, rows.cols), type)).to(torch::kFloat32);
-      if (saved[4].defined()) EstimateGradient(saved[4], scale, options, grad_master, grad_master, context);
-      grad_master = grad_master.to(ctx->saved_data["master_type"].toScalarType());
+      const Tensor padded = PadTo(scaled, type), codes = PadTo(rows.codes.narrow(1, 0, rows.cols), type);
+      if (options.ste == kernels::Ste::kIdentity) {
+        grad_master = AddOrReturnProduct(master, padded, codes);
+      } else {
+        grad_master = torch::mm(padded.t(), codes).to(torch::kFloat32);
+        EstimateGradient(master, scale, options, grad_master, grad_master, context);
+      }
     }
     if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) grad_bias = g.to(torch::kFloat32).sum(0);
     return {grad_x, grad_master, grad_bias, Tensor(), Tensor(), Tensor(), Tensor()};

@@ -26,9 +26,8 @@ struct BitWeight {
   kernels::PackedTernaryWeight packed() const;
 };
 
-// y = rows * ternary(W)^T + bias, in x's type, as one node. Keeps the packed weight by reference, the integer rows and
-// the scales. With estimators other than identity, it also keeps the master by reference. If x is quantized here and
-// its scale has a gradient, it also keeps x.
+// y = rows * ternary(W)^T + bias, in x's type, as one node. Keeps the packed weight and the master by reference, the
+// integer rows and the scales. If x is quantized here and its scale has a gradient, it also keeps x.
 torch::Tensor ApplyBitLinear(const CodedInput& input, const BitWeight& weight, const BitLinearOptions& options,
                              TrainingContext& context);
 

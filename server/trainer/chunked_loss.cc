@@ -10,6 +10,7 @@
 #include "kernels/ops/loss/cross_entropy.h"
 #include "kernels/ops/matmul/matmul_library.h"
 #include "server/model/working_rows.h"
+#include "server/trainer/held_gradient.h"
 #include "server/trainer/torch_bridge.h"
 
 namespace nibble::trainer {
@@ -60,7 +61,7 @@ double LossAndGradients(const Tensor& hidden, const FrozenHead& head, const std:
     grad_hidden->index_copy_(0, index, made.narrow(0, 0, index.size(0)).to(hidden.scalar_type()));
     if (grad_head == nullptr) return;
     const Tensor rows_of = PadTo(hidden.index_select(0, index), type);
-    grad_head->add_(torch::mm(logits.narrow(0, 0, rows_of.size(0)).t(), rows_of));
+    AddProduct(*grad_head, logits.narrow(0, 0, rows_of.size(0)), rows_of);
   });
   return std::accumulate(losses.begin(), losses.end(), 0.0);
 }
@@ -85,9 +86,10 @@ struct TrainedHeadLossFunction : torch::autograd::Function<TrainedHeadLossFuncti
   static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& master, const TrainedHead* head,
                         const std::vector<std::int32_t>* targets, double scale, double* loss_sum,
                         TrainingContext* context) {
-    Tensor grad_hidden, grad_head = torch::zeros(master.sizes(), torch::kFloat32);
+    const Tensor held = HeldGradient(master);
+    Tensor grad_hidden, grad_head = held.defined() ? held : torch::zeros(master.sizes(), torch::kFloat32);
     *loss_sum = LossAndGradients(hidden, head->read, *targets, scale, &grad_hidden, &grad_head, *context);
-    ctx->save_for_backward({grad_hidden, grad_head});
+    ctx->save_for_backward(held.defined() ? variable_list{grad_hidden} : variable_list{grad_hidden, grad_head});
     return torch::tensor(*loss_sum * scale, torch::kFloat64);
   }
 
@@ -95,7 +97,8 @@ struct TrainedHeadLossFunction : torch::autograd::Function<TrainedHeadLossFuncti
     const variable_list saved = ctx->get_saved_variables();
     const double factor = grads[0].item<double>();  // 1, as above
     const auto times = [&](const Tensor& g) { return factor == 1.0 ? g : g * factor; };
-    return {times(saved[0]), times(saved[1]), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    const Tensor grad_head = saved.size() == 2 ? times(saved[1]) : Tensor();
+    return {times(saved[0]), grad_head, Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 

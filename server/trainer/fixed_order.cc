@@ -13,6 +13,7 @@
 #include "kernels/ops/matmul/matmul_int8_weight.h"
 #include "server/model/working_rows.h"
 #include "server/trainer/coded_rows.h"
+#include "server/trainer/held_gradient.h"
 #include "server/trainer/packed_int8.h"
 #include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"
@@ -31,17 +32,18 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
                         const std::vector<std::int32_t>* ids, TrainingContext* context) {
     Tensor out = EmbeddingRows(*ids, table, *context);
     Remember(ctx, "context", context);
-    ctx->saved_data["vocabulary"] = master.size(0);
-    ctx->save_for_backward({torch::tensor(std::vector<std::int64_t>(ids->begin(), ids->end()))});
+    ctx->save_for_backward({torch::tensor(std::vector<std::int64_t>(ids->begin(), ids->end())), master});
     return out;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     // Adds row by row in order. index_add_ would need its deterministic form, which sorts first. Threads split the
     // columns.
     const auto& context = Recall<const TrainingContext>(ctx, "context");
-    const Tensor ids = ctx->get_saved_variables()[0];
+    const variable_list saved = ctx->get_saved_variables();
+    const Tensor &ids = saved[0], &master = saved[1];
     const Tensor g = grads[0].contiguous();
-    Tensor grad = torch::zeros({ctx->saved_data["vocabulary"].toInt(), g.size(1)}, torch::kFloat32);
+    const Tensor held = HeldGradient(master);
+    const Tensor grad = held.defined() ? held : torch::zeros(master.sizes(), torch::kFloat32);
     float* to = grad.data_ptr<float>();
     const float* from = g.data_ptr<float>();
     const std::int64_t* id = ids.data_ptr<std::int64_t>();
@@ -52,7 +54,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
         for (std::int64_t i = begin; i < end; ++i) row[i] += from[t * cols + i];
       }
     });
-    return {grad, Tensor(), Tensor(), Tensor()};
+    return {held.defined() ? Tensor() : grad, Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -108,7 +110,7 @@ double LossAndGradients(const Tensor& hidden, const Head& head, const std::vecto
     // CrossEntropy has written the gradients over the logits. Two products read them in `type`, made once.
     const Tensor grad_logits = grad_head == nullptr ? logits : PadTo(logits, type);
     grad_hidden->index_copy_(0, index, GradientOfHidden(grad_logits, head, backward).narrow(0, 0, count));
-    if (grad_head != nullptr) grad_head->add_(torch::mm(grad_logits.t(), PadTo(chunk, type)));
+    if (grad_head != nullptr) AddProduct(*grad_head, grad_logits, PadTo(chunk, type));
   }
   return loss_sum;
 }
@@ -123,14 +125,16 @@ struct DenseLossFunction : torch::autograd::Function<DenseLossFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& master, const DenseWeight* head,
                         const std::vector<std::int32_t>* targets, double scale, double* loss_sum,
                         TrainingContext* context) {
-    Tensor grad_hidden, grad_head = torch::zeros(master.sizes(), torch::kFloat32);
+    const Tensor held = HeldGradient(master);
+    Tensor grad_hidden, grad_head = held.defined() ? held : torch::zeros(master.sizes(), torch::kFloat32);
     *loss_sum = LossAndGradients(hidden, *head, *targets, scale, &grad_hidden, &grad_head, *context);
-    ctx->save_for_backward({grad_hidden, grad_head});
+    ctx->save_for_backward(held.defined() ? variable_list{grad_hidden} : variable_list{grad_hidden, grad_head});
     return torch::tensor(*loss_sum * scale, torch::kFloat64);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    return {Times(saved[0], grads[0]), Times(saved[1], grads[0]), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    const Tensor grad_head = saved.size() == 2 ? Times(saved[1], grads[0]) : Tensor();
+    return {Times(saved[0], grads[0]), grad_head, Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -176,7 +180,7 @@ struct DenseLinearFunction : torch::autograd::Function<DenseLinearFunction> {
     const Tensor g = grads[0].contiguous();
     const Tensor padded = PadTo(g, type);
     const Tensor grad_x = torch::mm(padded, weight.served.to(type)).narrow(0, 0, g.size(0)).to(torch::kFloat32);
-    const Tensor grad_master = torch::mm(padded.t(), PadTo(x, type)).to(weight.master.scalar_type());
+    const Tensor grad_master = AddOrReturnProduct(weight.master, padded, PadTo(x, type));
     const Tensor grad_bias = ctx->saved_data["has_bias"].toBool() ? g.sum(0) : Tensor();
     return {grad_x, grad_master, grad_bias, Tensor(), Tensor()};
   }

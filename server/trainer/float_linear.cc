@@ -5,6 +5,7 @@
 #include <torch/utils.h>
 
 #include "kernels/ops/matmul/matmul_library.h"
+#include "server/trainer/held_gradient.h"
 #include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"
 
@@ -41,8 +42,7 @@ struct FloatLinearFunction : torch::autograd::Function<FloatLinearFunction> {
     const torch::ScalarType type = context.scratch.scalar_type();
     const Tensor g = grads[0].contiguous().to(type);
     const Tensor grad_x = torch::mm(g, WeightIn(linear, type)).to(x.scalar_type());
-    const Tensor grad_weight = torch::mm(g.t(), x.to(type)).to(torch::kFloat32);
-    return {grad_x, grad_weight, Tensor(), Tensor()};
+    return {grad_x, AddOrReturnProduct(linear.master, g, x.to(type)), Tensor(), Tensor()};
   }
 };
 

@@ -9,6 +9,7 @@
 #include "kernels/ops/matmul/matmul_int8.h"
 #include "kernels/ops/matmul/matmul_library.h"
 #include "kernels/ops/quantize/quantize_int8_transposed.h"
+#include "server/trainer/held_gradient.h"
 #include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"
 
@@ -135,7 +136,7 @@ struct Int8LinearFunction : torch::autograd::Function<Int8LinearFunction> {
           grad_weight = grad_weight.defined() ? grad_weight + product : product;
         }
       } else {
-        grad_weight = torch::mm(PadTo(g, type).t(), PadTo(x, type)).to(torch::kFloat32);
+        grad_weight = AddOrReturnProduct(weight.master, PadTo(g, type), PadTo(x, type));
       }
     }
     return {grad_x, grad_weight, Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};

@@ -1,0 +1,40 @@
+#include "server/trainer/held_gradient.h"
+
+#include <algorithm>
+
+#include "server/trainer/autograd.h"
+
+namespace nibble::trainer {
+namespace {
+
+constexpr std::int64_t kSliceElements = std::int64_t{1} << 21;
+
+}  // namespace
+
+torch::Tensor HeldGradient(const torch::Tensor& parameter) {
+  const torch::Tensor held = parameter.grad();
+  return held.defined() && held.scalar_type() == torch::kFloat32 ? held : torch::Tensor();
+}
+
+void AddProduct(const torch::Tensor& sum, const torch::Tensor& a, const torch::Tensor& b) {
+  const torch::NoGradGuard no_gradients;
+  if (a.scalar_type() == torch::kFloat32) {
+    torch::Tensor(sum).addmm_(a.t(), b);
+    return;
+  }
+  const std::int64_t rows = sum.size(0);
+  const std::int64_t slice = std::max(kRowQuantum, kSliceElements / std::max<std::int64_t>(1, sum.size(1)));
+  for (std::int64_t begin = 0; begin < rows; begin += slice) {
+    const std::int64_t count = std::min(slice, rows - begin);
+    sum.narrow(0, begin, count).add_(torch::mm(a.narrow(1, begin, count).t(), b));
+  }
+}
+
+torch::Tensor AddOrReturnProduct(const torch::Tensor& parameter, const torch::Tensor& a, const torch::Tensor& b) {
+  const torch::Tensor held = HeldGradient(parameter);
+  if (!held.defined()) return torch::mm(a.t(), b).to(torch::kFloat32);
+  AddProduct(held, a, b);
+  return {};
+}
+
+}  // namespace nibble::trainer

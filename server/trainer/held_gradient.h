@@ -1,0 +1,21 @@
+// Gradients of large parameters are added to the gradient that the parameter holds (HoldGradients). As a result of a
+// backward function, such a gradient would take as much memory as the parameter, and torch would read and write it once
+// more to add it.
+#pragma once
+#include <torch/types.h>
+
+namespace nibble::trainer {
+
+// The f32 gradient that `parameter` holds. Undefined if it holds none, or one in bf16, which would be rounded after
+// each part that is added: a function then returns its gradient to autograd.
+torch::Tensor HeldGradient(const torch::Tensor& parameter);
+
+// sum [N, K] f32 += a^T b. a [T, N] and b [T, K] have the same type: f32, or bf16, whose product is rounded before it
+// is added. The product needs some 16 MB at most, because a slice of rows of the sum is computed at a time.
+void AddProduct(const torch::Tensor& sum, const torch::Tensor& a, const torch::Tensor& b);
+
+// The gradient a^T b of `parameter`: adds it to the gradient that the parameter holds and returns an undefined tensor,
+// or returns it in f32.
+torch::Tensor AddOrReturnProduct(const torch::Tensor& parameter, const torch::Tensor& a, const torch::Tensor& b);
+
+}  // namespace nibble::trainer
