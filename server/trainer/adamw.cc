@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "kernels/ops/elementwise/adamw.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/trainer/dynamic_map.h"
@@ -12,29 +13,37 @@
 namespace nibble::trainer {
 namespace {
 
-// The factors of one step.
-struct Factors {
-  Factors(const AdamWConfig& config, std::int64_t step, double lr) {
-    const double bias1 = 1.0 - std::pow(config.beta1, static_cast<double>(step));
-    const double bias2 = 1.0 - std::pow(config.beta2, static_cast<double>(step));
-    keep = static_cast<float>(1.0 - lr * config.weight_decay);
-    beta2 = static_cast<float>(config.beta2);
-    one_minus_beta1 = static_cast<float>(1.0 - config.beta1);
-    one_minus_beta2 = static_cast<float>(1.0 - config.beta2);
-    root_bias2 = static_cast<float>(std::sqrt(bias2));
-    eps = static_cast<float>(config.eps);
-    step_size = static_cast<float>(lr / bias1);
-  }
+kernels::AdamwFactors FactorsOf(const AdamWConfig& config, std::int64_t step, double lr) {
+  const double bias1 = 1.0 - std::pow(config.beta1, static_cast<double>(step));
+  const double bias2 = 1.0 - std::pow(config.beta2, static_cast<double>(step));
+  return {.keep = static_cast<float>(1.0 - lr * config.weight_decay),
+          .beta2 = static_cast<float>(config.beta2),
+          .one_minus_beta1 = static_cast<float>(1.0 - config.beta1),
+          .one_minus_beta2 = static_cast<float>(1.0 - config.beta2),
+          .root_bias2 = static_cast<float>(std::sqrt(bias2)),
+          .eps = static_cast<float>(config.eps),
+          .step_size = static_cast<float>(lr / bias1)};
+}
 
-  void Update(float g, float& m, float& v, float& value) const {
-    m = m + (g - m) * one_minus_beta1;
-    v = v * beta2 + (g * g) * one_minus_beta2;
-    const float denominator = std::sqrt(v) / root_bias2 + eps;
-    value = value * keep - step_size * (m / denominator);
-  }
-
-  float keep, beta2, one_minus_beta1, one_minus_beta2, root_bias2, eps, step_size;
-};
+// Parameter and moments in f32: whole rows of kElementsPerThread elements, then the rest as a row of its own.
+absl::Status StepInF32(const kernels::AdamwFactors& factors, const TensorRef& parameter, const TensorRef& gradient,
+                       const Moments& moments, const kernels::Stream& stream) {
+  const kernels::DType type = gradient.type == ElementType::kBF16 ? kernels::DType::kBF16 : kernels::DType::kF32;
+  const auto step = [&](std::int64_t first, std::int64_t rows, std::int64_t cols) {
+    const auto matrix = [&](const TensorRef& of, kernels::DType dtype) {
+      return kernels::MakeMatrix(static_cast<char*>(of.data) + first * kernels::SizeOf(dtype), dtype, rows, cols);
+    };
+    return kernels::Adamw({.factors = factors,
+                           .grad = matrix(gradient, type),
+                           .m = matrix(moments.m.ref(), kernels::DType::kF32),
+                           .v = matrix(moments.v.ref(), kernels::DType::kF32),
+                           .value = matrix(parameter, kernels::DType::kF32)},
+                          stream);
+  };
+  const std::int64_t rows = parameter.count / kElementsPerThread, whole = rows * kElementsPerThread;
+  NIBBLE_RETURN_IF_ERROR(step(0, rows, kElementsPerThread));
+  return step(whole, 1, parameter.count - whole);
+}
 
 // One block of an 8-bit moment: its codes, its absmax and their map.
 struct MomentBlock {
@@ -95,15 +104,18 @@ absl::Status AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, 
                        const TensorRef& gradient, Moments& moments, const kernels::Stream& stream,
                        const StoreDraws& draws) {
   NIBBLE_RETURN_IF_ERROR(CheckAdamW("a tensor", parameter, gradient, moments));
-  const Factors factors(config, step, lr);
+  const kernels::AdamwFactors factors = FactorsOf(config, step, lr);
   const TensorRef &m = moments.m.ref(), &v = moments.v.ref();
+  if (parameter.type == ElementType::kF32 && m.type == ElementType::kF32) {
+    return StepInF32(factors, parameter, gradient, moments, stream);
+  }
   WithElements(parameter, [&](auto* values) {
     WithElements(gradient, [&](const auto* gradients) {
       if (m.type == ElementType::kF32) {
         float *first = m.f32().data(), *second = v.f32().data();
         stream.ParallelFor(parameter.count, kElementsPerThread, [&](std::int64_t begin, std::int64_t end) {
           UpdateElements(values, begin, end, draws, step, [&](std::int64_t i, float& value) {
-            factors.Update(kernels::ToFloat(gradients[i]), first[i], second[i], value);
+            kernels::AdamwElement(factors, kernels::ToFloat(gradients[i]), first[i], second[i], value);
           });
         });
         return;
@@ -119,7 +131,7 @@ absl::Status AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, 
           second.Read(vs);
           const std::int64_t at = block * kMomentBlock;
           UpdateElements(values, at, at + first.count, draws, step, [&](std::int64_t i, float& value) {
-            factors.Update(kernels::ToFloat(gradients[i]), ms[i - at], vs[i - at], value);
+            kernels::AdamwElement(factors, kernels::ToFloat(gradients[i]), ms[i - at], vs[i - at], value);
           });
           first.Write(ms);
           second.Write(vs);

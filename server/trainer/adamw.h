@@ -1,5 +1,6 @@
-// AdamW with plain loops in a fixed order: gives the same bits for any number of threads and after any resume.
-// Another machine gives the same bits too, unless the pow of its C library, used for the bias corrections, differs.
+// AdamW, element by element (kernels/ops/elementwise/adamw.h) or with plain loops in a fixed order: gives the same bits
+// for any number of threads and after any resume. Another machine gives the same bits too, unless the pow of its C
+// library, used for the bias corrections, differs.
 #pragma once
 #include <cstdint>
 #include <string_view>

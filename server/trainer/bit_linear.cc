@@ -83,7 +83,7 @@ struct BitLinearFunction : torch::autograd::Function<BitLinearFunction> {
       const Tensor scaled = g.to(torch::kFloat32) * rows.scale.unsqueeze(1);
       const Tensor padded = PadTo(scaled, type), codes = PadTo(rows.codes.narrow(1, 0, rows.cols), type);
       if (options.ste == kernels::Ste::kIdentity) {
-        grad_master = AddOrReturnProduct(master, padded, codes);
+        grad_master = AddOrReturnProduct(master, padded, codes, context.stream);
       } else {
         grad_master = torch::mm(padded.t(), codes).to(torch::kFloat32);
         EstimateGradient(master, scale, options, grad_master, grad_master, context);

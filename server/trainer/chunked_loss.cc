@@ -61,7 +61,7 @@ double LossAndGradients(const Tensor& hidden, const FrozenHead& head, const std:
     grad_hidden->index_copy_(0, index, made.narrow(0, 0, index.size(0)).to(hidden.scalar_type()));
     if (grad_head == nullptr) return;
     const Tensor rows_of = PadTo(hidden.index_select(0, index), type);
-    AddProduct(*grad_head, logits.narrow(0, 0, rows_of.size(0)), rows_of);
+    AddProduct(*grad_head, logits.narrow(0, 0, rows_of.size(0)), rows_of, context.stream);
   });
   return std::accumulate(losses.begin(), losses.end(), 0.0);
 }

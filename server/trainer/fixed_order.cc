@@ -110,7 +110,7 @@ double LossAndGradients(const Tensor& hidden, const Head& head, const std::vecto
     // CrossEntropy has written the gradients over the logits. Two products read them in `type`, made once.
     const Tensor grad_logits = grad_head == nullptr ? logits : PadTo(logits, type);
     grad_hidden->index_copy_(0, index, GradientOfHidden(grad_logits, head, backward).narrow(0, 0, count));
-    if (grad_head != nullptr) AddProduct(*grad_head, grad_logits, PadTo(chunk, type));
+    if (grad_head != nullptr) AddProduct(*grad_head, grad_logits, PadTo(chunk, type), context.stream);
   }
   return loss_sum;
 }
@@ -180,7 +180,7 @@ struct DenseLinearFunction : torch::autograd::Function<DenseLinearFunction> {
     const Tensor g = grads[0].contiguous();
     const Tensor padded = PadTo(g, type);
     const Tensor grad_x = torch::mm(padded, weight.served.to(type)).narrow(0, 0, g.size(0)).to(torch::kFloat32);
-    const Tensor grad_master = AddOrReturnProduct(weight.master, padded, PadTo(x, type));
+    const Tensor grad_master = AddOrReturnProduct(weight.master, padded, PadTo(x, type), context.stream);
     const Tensor grad_bias = ctx->saved_data["has_bias"].toBool() ? g.sum(0) : Tensor();
     return {grad_x, grad_master, grad_bias, Tensor(), Tensor()};
   }

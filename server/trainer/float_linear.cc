@@ -42,7 +42,7 @@ struct FloatLinearFunction : torch::autograd::Function<FloatLinearFunction> {
     const torch::ScalarType type = context.scratch.scalar_type();
     const Tensor g = grads[0].contiguous().to(type);
     const Tensor grad_x = torch::mm(g, WeightIn(linear, type)).to(x.scalar_type());
-    return {grad_x, AddOrReturnProduct(linear.master, g, x.to(type)), Tensor(), Tensor()};
+    return {grad_x, AddOrReturnProduct(linear.master, g, x.to(type), context.stream), Tensor(), Tensor()};
   }
 };
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "kernels/ops/elementwise/add.h"
 #include "server/trainer/autograd.h"
+#include "server/trainer/torch_bridge.h"
 
 namespace nibble::trainer {
 namespace {
@@ -16,7 +18,8 @@ torch::Tensor HeldGradient(const torch::Tensor& parameter) {
   return held.defined() && held.scalar_type() == torch::kFloat32 ? held : torch::Tensor();
 }
 
-void AddProduct(const torch::Tensor& sum, const torch::Tensor& a, const torch::Tensor& b) {
+void AddProduct(const torch::Tensor& sum, const torch::Tensor& a, const torch::Tensor& b,
+                const kernels::Stream& stream) {
   const torch::NoGradGuard no_gradients;
   if (a.scalar_type() == torch::kFloat32) {
     torch::Tensor(sum).addmm_(a.t(), b);
@@ -26,14 +29,16 @@ void AddProduct(const torch::Tensor& sum, const torch::Tensor& a, const torch::T
   const std::int64_t slice = std::max(kRowQuantum, kSliceElements / std::max<std::int64_t>(1, sum.size(1)));
   for (std::int64_t begin = 0; begin < rows; begin += slice) {
     const std::int64_t count = std::min(slice, rows - begin);
-    sum.narrow(0, begin, count).add_(torch::mm(a.narrow(1, begin, count).t(), b));
+    const torch::Tensor product = torch::mm(a.narrow(1, begin, count).t(), b);
+    ThrowIfError(kernels::Add({.x = ViewOf(sum.narrow(0, begin, count)), .y = ViewOf(product)}, stream));
   }
 }
 
-torch::Tensor AddOrReturnProduct(const torch::Tensor& parameter, const torch::Tensor& a, const torch::Tensor& b) {
+torch::Tensor AddOrReturnProduct(const torch::Tensor& parameter, const torch::Tensor& a, const torch::Tensor& b,
+                                 const kernels::Stream& stream) {
   const torch::Tensor held = HeldGradient(parameter);
   if (!held.defined()) return torch::mm(a.t(), b).to(torch::kFloat32);
-  AddProduct(held, a, b);
+  AddProduct(held, a, b, stream);
   return {};
 }
 

@@ -4,6 +4,8 @@
 #pragma once
 #include <torch/types.h>
 
+#include "kernels/stream.h"
+
 namespace nibble::trainer {
 
 // The f32 gradient that `parameter` holds. Undefined if it holds none, or one in bf16, which would be rounded after
@@ -11,11 +13,13 @@ namespace nibble::trainer {
 torch::Tensor HeldGradient(const torch::Tensor& parameter);
 
 // sum [N, K] f32 += a^T b. a [T, N] and b [T, K] have the same type: f32, or bf16, whose product is rounded before it
-// is added. The product needs some 16 MB at most, because a slice of rows of the sum is computed at a time.
-void AddProduct(const torch::Tensor& sum, const torch::Tensor& a, const torch::Tensor& b);
+// is added. The product needs some 4 MB, because a slice of rows of the sum is computed at a time.
+void AddProduct(const torch::Tensor& sum, const torch::Tensor& a, const torch::Tensor& b,
+                const kernels::Stream& stream);
 
 // The gradient a^T b of `parameter`: adds it to the gradient that the parameter holds and returns an undefined tensor,
 // or returns it in f32.
-torch::Tensor AddOrReturnProduct(const torch::Tensor& parameter, const torch::Tensor& a, const torch::Tensor& b);
+torch::Tensor AddOrReturnProduct(const torch::Tensor& parameter, const torch::Tensor& a, const torch::Tensor& b,
+                                 const kernels::Stream& stream);
 
 }  // namespace nibble::trainer

@@ -136,7 +136,7 @@ struct Int8LinearFunction : torch::autograd::Function<Int8LinearFunction> {
           grad_weight = grad_weight.defined() ? grad_weight + product : product;
         }
       } else {
-        grad_weight = AddOrReturnProduct(weight.master, PadTo(g, type), PadTo(x, type));
+        grad_weight = AddOrReturnProduct(weight.master, PadTo(g, type), PadTo(x, type), context.stream);
       }
     }
     return {grad_x, grad_weight, Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};

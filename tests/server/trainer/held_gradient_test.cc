@@ -21,14 +21,14 @@ class HeldGradientTest : public AutogradTest {};
 TEST_F(HeldGradientTest, OnlyAnF32GradientIsAddedTo) {
   const Tensor a = Random({5, 7}, 1), b = Random({5, 13}, 2), product = a.t().mm(b);
   Tensor parameter = Random({7, 13}, 3).requires_grad_();
-  EXPECT_TRUE(torch::equal(AddOrReturnProduct(parameter, a, b), product));
+  EXPECT_TRUE(torch::equal(AddOrReturnProduct(parameter, a, b, context_.stream), product));
   parameter.mutable_grad() = torch::ones({7, 13});
-  EXPECT_FALSE(AddOrReturnProduct(parameter, a, b).defined());
+  EXPECT_FALSE(AddOrReturnProduct(parameter, a, b, context_.stream).defined());
   EXPECT_LT(Distance(parameter.grad(), product + 1), kF32);
 
   Tensor bf16 = parameter.detach().to(torch::kBFloat16).requires_grad_();
   bf16.mutable_grad() = torch::ones({7, 13}, torch::kBFloat16);
-  EXPECT_TRUE(torch::equal(AddOrReturnProduct(bf16, a, b), product));
+  EXPECT_TRUE(torch::equal(AddOrReturnProduct(bf16, a, b, context_.stream), product));
   EXPECT_TRUE(torch::equal(bf16.grad(), torch::ones({7, 13}, torch::kBFloat16)));
 }
 
@@ -37,11 +37,11 @@ TEST_F(HeldGradientTest, SlicesOfABf16ProductAddUpToTheWhole) {
   const Tensor a = Random({3, rows}, 1).to(torch::kBFloat16), b = Random({3, cols}, 2).to(torch::kBFloat16);
   const Tensor sum = Random({rows, cols}, 3);
   const Tensor got = sum.clone();
-  AddProduct(got, a, b);
+  AddProduct(got, a, b, context_.stream);
   const Tensor product = a.to(torch::kFloat64).t().mm(b.to(torch::kFloat64));
   // The product is rounded to bf16 once.
   EXPECT_LE(((got - sum).to(torch::kFloat64) - product).abs().sub(product.abs() * 0x1p-8).max().item<double>(), 1e-5);
-  AddProduct(got.narrow(0, 0, 0), a.narrow(1, 0, 0), b);  // no rows
+  AddProduct(got.narrow(0, 0, 0), a.narrow(1, 0, 0), b, context_.stream);  // no rows
 }
 
 // Each function that adds to a held gradient gives the gradient that it returns without one.

@@ -1,9 +1,11 @@
-// Compares add, gated_mul and gated_mul_backward with f64 formulas, and every path with the plain one, bit for bit.
+// Compares add, adamw, gated_mul and gated_mul_backward with f64 formulas, and every path with the plain one, bit for
+// bit.
 #include <gtest/gtest.h>
 
 #include <bit>
 #include <cmath>
 
+#include "kernels/ops/elementwise/adamw.h"
 #include "kernels/ops/elementwise/add.h"
 #include "kernels/ops/elementwise/gated_mul.h"
 #include "kernels/ops/elementwise/gated_mul_backward.h"
@@ -68,6 +70,73 @@ TEST(AddTest, EveryPathGivesTheRoundedSum) {
       }
     }
   }
+}
+
+TEST(AdamwTest, EveryPathGivesThePlainBitsAndTheFormulaInF64) {
+  const AdamwFactors factors{.keep = 0.999f,
+                             .beta2 = 0.95f,
+                             .one_minus_beta1 = 0.1f,
+                             .one_minus_beta2 = 0.05f,
+                             .root_bias2 = 0.3f,
+                             .eps = 1e-8f,
+                             .step_size = 0.01f};
+  ThreadPool pool(3);
+  for (const DType type : kTypes) {
+    for (const std::int64_t cols : kSizes) {
+      const auto n = static_cast<std::size_t>(kRows * cols);
+      const auto grad = support::ToBytes(Wide(1, kRows * cols), type);
+      const std::vector<float> g = Widen(grad, type), m = Wide(2, kRows * cols), value = Wide(4, kRows * cols);
+      std::vector<float> v = Wide(3, kRows * cols);
+      for (float& x : v) x *= x;
+      v[0] = 0;
+      struct State {
+        std::vector<float> m, v, value;
+      };
+      const auto run = [&](const Stream& stream) {
+        State state{m, v, value};
+        const auto matrix = [&](std::vector<float>& x) { return MakeMatrix(x.data(), DType::kF32, kRows, cols); };
+        EXPECT_TRUE(Adamw({.factors = factors,
+                           .grad = MakeConstMatrix(grad.data(), type, kRows, cols),
+                           .m = matrix(state.m),
+                           .v = matrix(state.v),
+                           .value = matrix(state.value)},
+                          stream)
+                        .ok());
+        return state;
+      };
+      const State want = run(CpuStream(Isa::kPlain));
+      for (std::size_t i = 0; i < n; ++i) {
+        const double m64 = m[i] + (static_cast<double>(g[i]) - m[i]) * static_cast<double>(0.1f);
+        const double v64 =
+            v[i] * static_cast<double>(0.95f) + static_cast<double>(g[i]) * g[i] * static_cast<double>(0.05f);
+        const double part = m64 / (std::sqrt(v64) / static_cast<double>(0.3f) + static_cast<double>(1e-8f));
+        const double size = std::fabs(static_cast<double>(g[i])) + std::fabs(static_cast<double>(m[i]));
+        EXPECT_NEAR(want.m[i], m64, 4 * support::kEpsF32 * size);
+        EXPECT_NEAR(want.v[i], v64, 4 * support::kEpsF32 * v64);
+        const double error_part = std::fabs(part) * 8 * support::kEpsF32 + part / m64 * 4 * support::kEpsF32 * size;
+        EXPECT_NEAR(want.value[i], value[i] * static_cast<double>(0.999f) - static_cast<double>(0.01f) * part,
+                    2 * support::kEpsF32 * std::fabs(static_cast<double>(value[i])) + 0.01 * error_part);
+      }
+      for (const Isa isa : Isas()) {
+        for (ThreadPool* threads : {static_cast<ThreadPool*>(nullptr), &pool}) {
+          const State got = run(CpuStream(isa, threads));
+          EXPECT_TRUE(BytesEqual(got.m.data(), want.m.data(), 4 * n)) << Name(isa) << " " << cols;
+          EXPECT_TRUE(BytesEqual(got.v.data(), want.v.data(), 4 * n)) << Name(isa) << " " << cols;
+          EXPECT_TRUE(BytesEqual(got.value.data(), want.value.data(), 4 * n)) << Name(isa) << " " << cols;
+        }
+      }
+    }
+  }
+}
+
+TEST(AdamwTest, RejectsArgumentsThatDoNotFit) {
+  std::vector<float> x(8);
+  const Matrix m = MakeMatrix(x.data(), DType::kF32, 1, 8);
+  const Stream stream = CpuStream(Isa::kPlain);
+  EXPECT_EQ(Adamw({{}, MakeConstMatrix(x.data(), DType::kF32, 1, 7), m, m, m}, stream).message(),
+            "adamw: grad is [1, 7] with stride 7, wanted [1, 8]");
+  EXPECT_EQ(Adamw({{}, m, MakeMatrix(x.data(), DType::kBF16, 1, 8), m, m}, stream).message(),
+            "adamw: m has dtype bf16");
 }
 
 TEST(AddTest, RowsMayBeStrided) {
