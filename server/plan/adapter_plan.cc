@@ -89,10 +89,9 @@ TrainingBytes AdapterPlan::Training(const jobs::JobSpec& spec, const ModelConfig
   const std::int64_t token = 8 * config.hidden_size + (8 + 2 * element) * config.ffn_size + 8 * config.kv_size();
   bytes.workspace = sizes.largest * element + logits * (4 + element) + tokens * token;
   if (base_bytes != 4) bytes.workspace += std::min(config.vocab_size, model::kWidenedRows) * config.hidden_size * 4;
-  // Of a trained embedding or head: the gradient for a micro-batch in f32, its part of a chunk, and the form of the
-  // matrix that backward products read.
+  // Of a trained embedding or head: the form of the matrix that backward products read.
   for (const model::TensorSpec& tensor : SavedTensors(spec, config)) {
-    if (tensor.role != model::TensorRole::kNorm) bytes.workspace += sizes.embedding * (4 + 4 + 4);
+    if (tensor.role != model::TensorRole::kNorm) bytes.workspace += sizes.embedding * 4;
   }
   return bytes;
 }

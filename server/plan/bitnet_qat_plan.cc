@@ -75,9 +75,9 @@ class BitNetQat : public MethodPlan {
     // Embedding, head and linears that stay float, rounded to bf16 as they are served. Masters in bf16 need no rounded
     // copy.
     if (master == 4) bytes.weights += (sizes.heads * sizes.embedding + floats) * 2;
-    // The gradients of head and embedding for one micro-batch, and their sum; backward products.
-    bytes.workspace = 3 * sizes.embedding * 4 + sizes.embedding * element + sizes.largest * (element + 8) +
-                      logits * (4 + element) + 4 * tokens * config.ffn_size * 4;
+    // Gradients of head and embedding; backward products.
+    bytes.workspace = TableGradientBytes(sizes, master) + sizes.largest * (element + 8) + logits * (4 + element) +
+                      4 * tokens * config.ffn_size * 4;
     if (spec.bitnet_qat.has_ramp()) {
       // A linear's weight between master and ternary form, also in the type of backward products; its rows in f32 and
       // as codes; for the estimator, a second gradient of each.

@@ -26,12 +26,12 @@ class Full : public FloatMastersPlan {
     if (element == 2 && value == 4) bytes.weights += (sizes.linears + sizes.embedding) * 2;
     // Without AVX-512, backward products read the head and one linear at a time widened to f32.
     if (value == 2) bytes.weights += sizes.embedding * 4 + sizes.largest * 4;
-    // The gradients of head and embedding for a micro-batch, and their sum; a gradient of the largest linear, rounded
-    // and in f32; logits in f32 and rounded; gate, up and the residual stream in f32 with their gradients, two of them
-    // rounded; the cached K and V of one layer.
+    // Gradients of head and embedding; a gradient of the largest linear, rounded and in f32; logits in f32 and rounded;
+    // gate, up and the residual stream in f32 with their gradients, two of them rounded; the cached K and V of one
+    // layer.
     const std::int64_t token = 8 * config.hidden_size + (8 + 2 * element) * config.ffn_size + 8 * config.kv_size();
     bytes.workspace =
-        sizes.embedding * (3 * 4 + element) + sizes.largest * (4 + element) + logits * (4 + element) + tokens * token;
+        TableGradientBytes(sizes, value) + sizes.largest * (4 + element) + logits * (4 + element) + tokens * token;
     return bytes;
   }
 

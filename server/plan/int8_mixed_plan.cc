@@ -41,12 +41,11 @@ class Int8Mixed : public FloatMastersPlan {
     } else if (element == 2) {
       bytes.weights += sizes.embedding * 2;
     }
-    // The gradients of head and embedding for a micro-batch, and their sum; a gradient of the largest linear and the
-    // codes that are made of it; logits in f32 and rounded; gate, up and the residual stream in f32 with their
-    // gradients, the values and the codes of the largest input; the cached K and V of one layer.
+    // A gradient of the largest linear and the codes that are made of it; logits in f32 and rounded; gate, up and the
+    // residual stream in f32 with their gradients, the values and the codes of the largest input; the cached K and V of
+    // one layer.
     const std::int64_t token = 8 * config.hidden_size + (12 + 2 * element) * config.ffn_size + 8 * config.kv_size();
-    bytes.workspace = sizes.embedding * (3 * 4 + element) + sizes.largest * (4 + 2 + element) + logits * (4 + element) +
-                      tokens * token;
+    bytes.workspace = sizes.largest * (4 + 2 + element) + logits * (4 + element) + tokens * token;
     return bytes;
   }
 

@@ -25,6 +25,10 @@ ModelSizes::ModelSizes(const model::ModelConfig& config) {
   }
 }
 
+std::int64_t TableGradientBytes(const ModelSizes& sizes, std::int64_t element) {
+  return element == 4 ? 0 : sizes.embedding * 3 * 4;
+}
+
 std::int64_t HeadNormBytes(const model::ModelConfig& c) {
   return c.qk_norm ? 4 * (c.q_size() + c.kv_size() + c.num_heads + c.num_kv_heads) : 0;
 }

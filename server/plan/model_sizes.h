@@ -18,6 +18,10 @@ struct ModelSizes {
   std::int64_t all = 0;          // parameters
 };
 
+// Bytes of temporary gradients of the embedding and the head, whose values have `element` bytes: none in f32, because
+// functions add to the gradients that parameters hold; else one in f32 of each, and their sum.
+std::int64_t TableGradientBytes(const ModelSizes& sizes, std::int64_t element);
+
 // Bytes that the norms of q's and k's heads keep for a token in one layer until its backward pass: their inputs in f32,
 // and a number per head.
 std::int64_t HeadNormBytes(const model::ModelConfig& config);
