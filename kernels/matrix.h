@@ -41,4 +41,12 @@ inline ConstMatrix MakeConstMatrix(const void* data, DType dtype, std::int64_t r
   return {data, dtype, rows, cols, cols};
 }
 
+// Columns [first, first + count).
+inline ConstMatrix Columns(const ConstMatrix& m, std::int64_t first, std::int64_t count) {
+  return {static_cast<const char*>(m.data) + first * SizeOf(m.dtype), m.dtype, m.rows, count, m.stride};
+}
+inline Matrix Columns(const Matrix& m, std::int64_t first, std::int64_t count) {
+  return {static_cast<char*>(m.data) + first * SizeOf(m.dtype), m.dtype, m.rows, count, m.stride};
+}
+
 }  // namespace nibble::kernels

@@ -75,9 +75,10 @@ class BitNetQat : public MethodPlan {
     // Embedding, head and linears that stay float, rounded to bf16 as they are served. Masters in bf16 need no rounded
     // copy.
     if (master == 4) bytes.weights += (sizes.heads * sizes.embedding + floats) * 2;
-    // Gradients of head and embedding; backward products.
-    bytes.workspace = TableGradientBytes(sizes, master) + sizes.largest * (element + 8) + logits * (4 + element) +
-                      4 * tokens * config.ffn_size * 4;
+    // Gradients of head and embedding; the head as backward products read it, in f32 on a CPU without AVX-512; backward
+    // products.
+    bytes.workspace = TableGradientBytes(sizes, master) + sizes.embedding * 4 + sizes.largest * (element + 8) +
+                      logits * (4 + element) + 4 * tokens * config.ffn_size * 4;
     if (spec.bitnet_qat.has_ramp()) {
       // A linear's weight between master and ternary form, also in the type of backward products; its rows in f32 and
       // as codes; for the estimator, a second gradient of each.

@@ -25,26 +25,6 @@ kernels::AdamwFactors FactorsOf(const AdamWConfig& config, std::int64_t step, do
           .step_size = static_cast<float>(lr / bias1)};
 }
 
-// Parameter and moments in f32: whole rows of kElementsPerThread elements, then the rest as a row of its own.
-absl::Status StepInF32(const kernels::AdamwFactors& factors, const TensorRef& parameter, const TensorRef& gradient,
-                       const Moments& moments, const kernels::Stream& stream) {
-  const kernels::DType type = gradient.type == ElementType::kBF16 ? kernels::DType::kBF16 : kernels::DType::kF32;
-  const auto step = [&](std::int64_t first, std::int64_t rows, std::int64_t cols) {
-    const auto matrix = [&](const TensorRef& of, kernels::DType dtype) {
-      return kernels::MakeMatrix(static_cast<char*>(of.data) + first * kernels::SizeOf(dtype), dtype, rows, cols);
-    };
-    return kernels::Adamw({.factors = factors,
-                           .grad = matrix(gradient, type),
-                           .m = matrix(moments.m.ref(), kernels::DType::kF32),
-                           .v = matrix(moments.v.ref(), kernels::DType::kF32),
-                           .value = matrix(parameter, kernels::DType::kF32)},
-                          stream);
-  };
-  const std::int64_t rows = parameter.count / kElementsPerThread, whole = rows * kElementsPerThread;
-  NIBBLE_RETURN_IF_ERROR(step(0, rows, kElementsPerThread));
-  return step(whole, 1, parameter.count - whole);
-}
-
 // One block of an 8-bit moment: its codes, its absmax and their map.
 struct MomentBlock {
   // least: of the codes of values other than 0.
@@ -107,7 +87,11 @@ absl::Status AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, 
   const kernels::AdamwFactors factors = FactorsOf(config, step, lr);
   const TensorRef &m = moments.m.ref(), &v = moments.v.ref();
   if (parameter.type == ElementType::kF32 && m.type == ElementType::kF32) {
-    return StepInF32(factors, parameter, gradient, moments, stream);
+    const auto vector = [&](const TensorRef& of) {
+      const bool bf16 = of.type == ElementType::kBF16;
+      return kernels::MakeMatrix(of.data, bf16 ? kernels::DType::kBF16 : kernels::DType::kF32, 1, of.count);
+    };
+    return kernels::Adamw({factors, vector(gradient), vector(m), vector(v), vector(parameter)}, stream);
   }
   WithElements(parameter, [&](auto* values) {
     WithElements(gradient, [&](const auto* gradients) {

@@ -29,7 +29,8 @@ struct TrainingContext {
   kernels::Stream stream;
   TransientMemory transient = {};
   torch::Tensor scratch;  // of BackwardType, as many elements as the largest linear
-  // Called before every linear, attention segment and loss chunk: forward, recomputed and backward. True ends the pass
+  // Called before every linear, part of attention (segment_attention.h) and loss chunk: forward, recomputed and
+  // backward. True ends the pass
   // with StoppedError.
   base::Cancelled cancelled = {};
 };

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <stdexcept>
 
 #include "kernels/ops/loss/cross_entropy.h"
 #include "kernels/ops/matmul/matmul_library.h"
@@ -97,6 +98,8 @@ struct TrainedHeadLossFunction : torch::autograd::Function<TrainedHeadLossFuncti
     const variable_list saved = ctx->get_saved_variables();
     const double factor = grads[0].item<double>();  // 1, as above
     const auto times = [&](const Tensor& g) { return factor == 1.0 ? g : g * factor; };
+    if (saved.size() == 1 && factor != 1.0)
+      throw std::logic_error("the head's gradient is for a loss that starts from 1");
     const Tensor grad_head = saved.size() == 2 ? times(saved[1]) : Tensor();
     return {times(saved[0]), grad_head, Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }

@@ -38,7 +38,8 @@ struct TrainedHead {
 torch::Tensor ApplyChunkedLoss(const torch::Tensor& hidden, const FrozenHead& head,
                                const std::vector<std::int32_t>& targets, double scale, double* loss_sum,
                                TrainingContext& context);
-// Same through a trained head: gradients go to hidden and to the head's master.
+// Same through a trained head: gradients go to hidden and to the head's master. If the master holds an f32 gradient
+// (held_gradient.h), the forward pass adds to it, so backward() must run once, from 1.
 torch::Tensor ApplyTrainedHeadLoss(const torch::Tensor& hidden, const TrainedHead& head,
                                    const std::vector<std::int32_t>& targets, double scale, double* loss_sum,
                                    TrainingContext& context);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <stdexcept>
 
 #include "kernels/ops/elementwise/embedding.h"
 #include "kernels/ops/loss/cross_entropy.h"
@@ -133,6 +134,9 @@ struct DenseLossFunction : torch::autograd::Function<DenseLossFunction> {
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
+    if (saved.size() == 1 && grads[0].item<double>() != 1.0) {
+      throw std::logic_error("the head's gradient is for a loss that starts from 1");
+    }
     const Tensor grad_head = saved.size() == 2 ? Times(saved[1], grads[0]) : Tensor();
     return {Times(saved[0], grads[0]), grad_head, Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }

@@ -35,7 +35,8 @@ struct DenseWeight {
 
 // Logits [T, V] f32, without gradients.
 torch::Tensor DenseLogits(const torch::Tensor& hidden, const DenseWeight& head, TrainingContext& context);
-// Like ApplyChunkedLoss, but in the fixed order: gradients go to hidden, and to the head's master if it has one.
+// Like ApplyChunkedLoss or ApplyTrainedHeadLoss, but in the fixed order: gradients go to hidden, and to the head's
+// master if it has one.
 torch::Tensor ApplyDenseLoss(const torch::Tensor& hidden, const DenseWeight& head,
                              const std::vector<std::int32_t>& targets, double scale, double* loss_sum,
                              TrainingContext& context);

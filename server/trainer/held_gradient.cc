@@ -22,7 +22,7 @@ void AddProduct(const torch::Tensor& sum, const torch::Tensor& a, const torch::T
                 const kernels::Stream& stream) {
   const torch::NoGradGuard no_gradients;
   if (a.scalar_type() == torch::kFloat32) {
-    torch::Tensor(sum).addmm_(a.t(), b);
+    sum.addmm_(a.t(), b);
     return;
   }
   const std::int64_t rows = sum.size(0);

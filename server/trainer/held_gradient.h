@@ -1,6 +1,6 @@
-// Gradients of large parameters are added to the gradient that the parameter holds (HoldGradients). As a result of a
-// backward function, such a gradient would take as much memory as the parameter, and torch would read and write it once
-// more to add it.
+// Gradients of large parameters are added to the gradient that the parameter holds (HoldGradients). If a backward
+// function returned such a gradient, it would take as much memory as the parameter, and torch would read and write it
+// once more to add it.
 #pragma once
 #include <torch/types.h>
 
@@ -13,12 +13,13 @@ namespace nibble::trainer {
 torch::Tensor HeldGradient(const torch::Tensor& parameter);
 
 // sum [N, K] f32 += a^T b. a [T, N] and b [T, K] have the same type: f32, or bf16, whose product is rounded before it
-// is added. The product needs some 4 MB, because a slice of rows of the sum is computed at a time.
+// is added. A bf16 product is computed for a slice of rows of the sum at a time: it takes 4 MB, and torch may copy the
+// slice's columns of a. Throws the errors of torch and of the kernel.
 void AddProduct(const torch::Tensor& sum, const torch::Tensor& a, const torch::Tensor& b,
                 const kernels::Stream& stream);
 
-// The gradient a^T b of `parameter`: adds it to the gradient that the parameter holds and returns an undefined tensor,
-// or returns it in f32.
+// The gradient a^T b of `parameter`: adds it to HeldGradient and returns an undefined tensor; without a held gradient
+// in f32, returns it in f32.
 torch::Tensor AddOrReturnProduct(const torch::Tensor& parameter, const torch::Tensor& a, const torch::Tensor& b,
                                  const kernels::Stream& stream);
 

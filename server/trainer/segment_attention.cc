@@ -52,15 +52,6 @@ void ForEachPart(const std::vector<std::int64_t>& segments, std::int64_t kv_head
   }
 }
 
-// Columns [first, first + count) of the first rows of a contiguous matrix.
-kernels::Matrix Columns(const Tensor& x, std::int64_t rows, std::int64_t first, std::int64_t count) {
-  kernels::Matrix m = ViewOf(x);
-  m.data = static_cast<char*>(m.data) + first * kernels::SizeOf(m.dtype);
-  m.rows = rows;
-  m.cols = count;
-  return m;
-}
-
 // The result [T, H*d] of `type` and the logsumexp [num_tokens, H]. Overwrites the cache.
 std::pair<Tensor, Tensor> Attend(const Tensor& q, const Tensor& k, const Tensor& v, const PagedSegments& segments,
                                  const Heads& heads, torch::ScalarType type, const TrainingContext& context) {
@@ -127,12 +118,11 @@ struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunc
     ForEachPart(segments.segments(), heads.kv, [&](const Part& part) {
       ThrowIfCancelled(context.cancelled);
       // Columns of the part's KV heads, or of the query heads that read them.
-      const auto kv = [&](const Tensor& x) {
-        return Columns(x, end, part.head * heads.dim, part.num_heads * heads.dim);
+      const auto of = [&](const Tensor& x, std::int64_t cols) {
+        return kernels::Columns(ViewOf(x.narrow(0, 0, end)), part.head * cols, part.num_heads * cols);
       };
-      const auto query = [&](const Tensor& x, std::int64_t cols) {
-        return Columns(x, end, part.head * heads.group * cols, part.num_heads * heads.group * cols);
-      };
+      const auto kv = [&](const Tensor& x) { return of(x, heads.dim); };
+      const auto query = [&](const Tensor& x, std::int64_t cols) { return of(x, heads.group * cols); };
       ThrowIfError(kernels::AttentionBackward({.q = query(q, heads.dim),
                                                .k = kv(k),
                                                .v = kv(v),

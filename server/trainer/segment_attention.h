@@ -47,8 +47,8 @@ class PagedSegments {
 // The graph keeps q, k and v in the result's type, the result by reference and one f32 per query head and token. If the
 // result is f32 and the cache bf16, the graph keeps only q in f32 and k and v as cached, and the backward pass
 // recomputes the rest. A segment's bits do not depend on the others. Throws StoppedError (TrainingContext::cancelled,
-// called for each kForwardRows rows; in the backward pass, for whole segments of at most so many rows together, and for
-// each KV head of a longer segment).
+// called for each kForwardRows rows; in the backward pass, once for each group of whole segments with at most
+// kForwardRows rows, and for each KV head of a longer segment).
 torch::Tensor ApplySegmentAttention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                                     const PagedSegments& segments, std::int64_t num_heads, std::int64_t num_kv_heads,
                                     TrainingContext& context, torch::ScalarType type);

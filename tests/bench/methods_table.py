@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
 """Prints peak memory and tokens/s of every training method on one model, like torchao's table of quantized training.
 
-usage: methods_table.py MODEL [--bin build/release/bin] [--steps 8] [--turns 1] [--json OUT.json]
+usage: methods_table.py MODEL [--bin build/release/bin] [--steps 8] [--turns 1] [--only "NAME;..."] [--peer] [--json OUT.json]
 MODEL is a GGUF file or a Hugging Face directory. 4 x 256 tokens per step, bf16 compute, AdamW. All methods see the same
-rows from the same seed. A turn runs every method once, one after the other. tokens/s: the median over the steps after
-the second; peak: the trainer's resident memory. Checks that all losses are finite, and that the last loss is at most
-5 % above the first one.
+rows from the same seed. A turn runs every method once, one after the other; --only: these methods, and the method that
+the table compares with. --peer: in each turn, also transformers with nn.Linear in bf16, all parameters trained, on the shape
+of SmolLM2-135M; needs torch and transformers. tokens/s: the median over the steps after the second; peak: the trainer's
+resident memory. Checks that all losses are finite, and that the last loss is at most 5 % above the first one.
 """
 import argparse
 import json
 import math
 import pathlib
 import statistics
+import subprocess
+import sys
 import tempfile
 
 from nibbled import cpu_name, serve, write_prose
@@ -30,6 +33,27 @@ RUNS = {
     "qlora, merge-aware": {"qlora": {"merge_aware_int8": True}},
 }
 FIRST = "full, bf16 parameters"  # the others are compared with it
+PEER = "transformers, bf16"
+PEER_SCRIPT = """
+import json, resource, sys, time, torch
+from transformers import LlamaConfig, LlamaForCausalLM
+torch.set_num_threads(2)
+torch.manual_seed(0)
+model = LlamaForCausalLM(LlamaConfig(hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
+    intermediate_size=1536, vocab_size=49152, tie_word_embeddings=True, max_position_embeddings=2048)).to(torch.bfloat16)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+ids = torch.randint(0, 49152, (4, 256))
+steps = []
+for _ in range(int(sys.argv[1])):
+    began = time.perf_counter()
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    steps.append({"tokens_per_s": 1024 / (time.perf_counter() - began), "loss": loss.item(),
+                  "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024})
+print(json.dumps(steps))
+"""
 
 
 def run(nibble, spec, output, steps):
@@ -45,24 +69,36 @@ def main():
     parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("build/release/bin"))
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--only", type=lambda text: text.split(";"), default=list(RUNS), help="names, separated by ;")
+    parser.add_argument("--peer", action="store_true")
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
-    rates, peaks = {name: [] for name in RUNS}, dict.fromkeys(RUNS, 0)
+    if unknown := set(args.only) - set(RUNS):
+        parser.error(f"--only: no method {', '.join(sorted(unknown))}; wanted {'; '.join(RUNS)}")
+    runs = {name: spec for name, spec in RUNS.items() if name in args.only or name == FIRST}
+    names = [*runs, *([PEER] if args.peer else [])]
+    rates, peaks = {name: [] for name in names}, dict.fromkeys(names, 0)
+
+    def note(name, steps):
+        losses = [step["loss"] for step in steps]
+        assert all(map(math.isfinite, losses)) and losses[-1] <= 1.05 * losses[0], (name, losses)
+        rates[name] += [step["tokens_per_s"] for step in steps[2:]]
+        peaks[name] = max(peaks[name], steps[-1]["peak_memory_bytes"])
+
     with tempfile.TemporaryDirectory() as directory:
         directory = pathlib.Path(directory)
         with serve(args.bin, directory / "state") as nibble:
             nibble("models", "import", args.model, "--name", "base", "--dtype", "bf16")
             nibble("datasets", "upload", write_prose(directory / "prose.jsonl"), "--name", "prose")
             for turn in range(args.turns):
-                for number, (name, spec) in enumerate(RUNS.items()):
+                for number, (name, spec) in enumerate(runs.items()):
                     path = directory / "spec.json"
                     path.write_text(json.dumps(spec))
-                    steps = run(nibble, path, f"run{number}-{turn}", args.steps)
-                    losses = [step["loss"] for step in steps]
-                    assert all(map(math.isfinite, losses)) and losses[-1] <= 1.05 * losses[0], (name, losses)
-                    rates[name] += [step["tokens_per_s"] for step in steps[2:]]
-                    peaks[name] = max(peaks[name], steps[-1]["peak_memory_bytes"])
-    result = {"cpu": cpu_name(), "runs": {name: {"tokens_per_s": statistics.median(rates[name]), "peak_bytes": peaks[name]} for name in RUNS}}
+                    note(name, run(nibble, path, f"run{number}-{turn}", args.steps))
+                if args.peer:
+                    note(PEER, json.loads(subprocess.run([sys.executable, "-c", PEER_SCRIPT, str(args.steps)], check=True,
+                                                         capture_output=True, text=True).stdout))
+    result = {"cpu": cpu_name(), "runs": {name: {"tokens_per_s": statistics.median(rates[name]), "peak_bytes": peaks[name]} for name in names}}
     first = result["runs"][FIRST]
     print(f"{result['cpu']}; {args.turns} turns of {args.steps} steps of 4 x 256 tokens")
     print(f"{'method':28} {'peak MiB':>9} {'of ' + FIRST:>26} {'tokens/s':>9} {'of it':>6}")

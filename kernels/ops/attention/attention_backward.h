@@ -19,10 +19,11 @@ namespace nibble::kernels {
 //   segments          [num_segments + 1]: first row of each segment, ascending, then the end of the last
 //   grad_q            [T, H * d]   f32; rows outside the segments are not written; must not alias an input
 //   grad_k, grad_v    [T, KV * d]  f32; the same
-// Needs 4 * T * H * d * 2 bytes of temporary memory if heads share a KV head, and for each thread 4 * d bytes per row
-// of the longest segment. Requires H % KV == 0. Same bits on every path. Errors: InvalidArgument (shape, dtype,
-// segments), ResourceExhausted, Internal. Source: FlashAttention arXiv:2205.14135, algorithm 4. Golden:
-// tests/golden/kernels (torch autograd in float64).
+// Requires H % KV == 0. Same bits on every path if the inputs are finite; a NaN or an infinity stays in its segment.
+// Memory: 8 * H * d bytes per row of the segments if query heads share KV heads; for each thread, 4 * d bytes per row
+// of the longest segment, and some 2 kB * d. Errors: InvalidArgument (shape, dtype, segments), Unimplemented (no kernel
+// for device), ResourceExhausted. Source: FlashAttention arXiv:2205.14135, algorithm 4. Golden: tests/golden/kernels
+// (torch autograd in float64).
 absl::Status AttentionBackward(const AttentionBackwardArgs& args, const Stream& stream);
 
 }  // namespace nibble::kernels

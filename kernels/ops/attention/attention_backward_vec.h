@@ -15,19 +15,21 @@
 
 namespace nibble::kernels {
 
+// Where the sums of each query head for grad_k and grad_v go: row r of the batch to row r - first_row of k and v
+// [rows, H * d].
+struct HeadSums {
+  Matrix k, v;
+  std::int64_t first_row = 0;
+  float scale_k = 1;
+};
+
 // One head of one segment at a time; the scratch of one thread.
 template <typename Vec>
 class AttentionBackwardHead {
  public:
-  // `longest`: rows of the longest segment. sums_k and sums_v [rows of the segments, H * d] get the sums of grad_k,
-  // without the scale, and of grad_v, for each query head.
-  AttentionBackwardHead(const AttentionBackwardArgs& args, std::int64_t longest, const Matrix& sums_k,
-                        const Matrix& sums_v)
-      : args_(args),
-        sums_k_(sums_k),
-        sums_v_(sums_v),
-        d_(args.q.cols / args.num_heads),
-        padded_d_((d_ + 15) / 16 * 16) {
+  // `longest`: rows of the longest segment.
+  AttentionBackwardHead(const AttentionBackwardArgs& args, std::int64_t longest, const HeadSums& sums)
+      : args_(args), sums_(sums), d_(args.q.cols / args.num_heads), padded_d_((d_ + 15) / 16 * 16) {
     const std::int64_t rows = (longest + kBlock - 1) / kBlock * kBlock;
     const std::int64_t block = kBlock * padded_d_;
     const std::int64_t floats = rows * padded_d_ + rows + 7 * block + 2 * kBlock * kBlock;
@@ -54,9 +56,9 @@ class AttentionBackwardHead {
     begin_ = begin;
     size_ = size;
     head_ = head;
-    const ConstMatrix q = HeadOf(args_.q, head, d_), grad_out = HeadOf(args_.grad_out, head, d_);
-    const ConstMatrix k = HeadOf(args_.k, kv_head, d_), v = HeadOf(args_.v, kv_head, d_);
-    FindDelta(grad_out, HeadOf(args_.out, head, d_));
+    const ConstMatrix q = Head(args_.q, head), grad_out = Head(args_.grad_out, head);
+    const ConstMatrix k = Head(args_.k, kv_head), v = Head(args_.v, kv_head);
+    FindDelta(grad_out, Head(args_.out, head));
     std::fill_n(grad_q_, (size + kBlock - 1) / kBlock * kBlock * padded_d_, 0.0f);
     for (std::int64_t key = 0; key < size; key += kBlock) {
       LoadBlock(v, key, k_);  // k_ holds v until v is transposed
@@ -70,19 +72,11 @@ class AttentionBackwardHead {
         LoadBlock(grad_out, query, grad_out_);
         Block(query, key);
       }
-      const std::int64_t row = begin - args_.segments[0] + key;
-      Store(grad_k_, RowsFrom(key), 1.0f, HeadOf(sums_k_, head, d_), row);
-      Store(grad_v_, RowsFrom(key), 1.0f, HeadOf(sums_v_, head, d_), row);
+      const std::int64_t row = begin - sums_.first_row + key;
+      Store(grad_k_, RowsFrom(key), sums_.scale_k, Head(sums_.k, head), row);
+      Store(grad_v_, RowsFrom(key), 1.0f, Head(sums_.v, head), row);
     }
-    Store(grad_q_, size, args_.scale, HeadOf(args_.grad_q, head, d_), begin);
-  }
-
-  // The columns of one head.
-  static ConstMatrix HeadOf(const ConstMatrix& m, std::int64_t head, std::int64_t d) {
-    return {static_cast<const char*>(m.data) + head * d * SizeOf(m.dtype), m.dtype, m.rows, d, m.stride};
-  }
-  static Matrix HeadOf(const Matrix& m, std::int64_t head, std::int64_t d) {
-    return {static_cast<char*>(m.data) + head * d * SizeOf(m.dtype), m.dtype, m.rows, d, m.stride};
+    Store(grad_q_, size, args_.scale, Head(args_.grad_q, head), begin);
   }
 
  private:
@@ -94,6 +88,10 @@ class AttentionBackwardHead {
     void operator()(float* p) const { ::operator delete[](p, std::align_val_t{64}); }
   };
 
+  template <typename View>
+  View Head(const View& m, std::int64_t head) const {
+    return Columns(m, head * d_, d_);
+  }
   std::int64_t RowsFrom(std::int64_t first) const { return std::min(kBlock, size_ - first); }
 
   void FindDelta(const ConstMatrix& grad_out, const ConstMatrix& out) {
@@ -226,7 +224,7 @@ class AttentionBackwardHead {
   static constexpr float kLaneIndex[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
   const AttentionBackwardArgs& args_;
-  const Matrix sums_k_, sums_v_;
+  const HeadSums sums_;
   const std::int64_t d_, padded_d_;
   std::unique_ptr<float[], Free> scratch_;
   float* grad_q_;        // [rows of the segment, padded_d]
@@ -247,15 +245,15 @@ class AttentionBackwardHead {
 template <typename Vec>
 void AddHeads(const AttentionBackwardArgs& args, const ConstMatrix& sums, float factor, const Matrix& to,
               std::int64_t row) {
-  using Head = AttentionBackwardHead<Vec>;
   const std::int64_t d = args.q.cols / args.num_heads;
   const std::int64_t group = args.num_heads / args.num_kv_heads;
   for (std::int64_t kv_head = 0; kv_head < args.num_kv_heads; ++kv_head) {
+    const Matrix out = Columns(to, kv_head * d, d);
     for (std::int64_t c = 0; c < d; c += 16) {
-      Vec sum = LoadLanes<Vec>(Head::HeadOf(sums, kv_head * group, d), 0, c);
-      for (std::int64_t h = 1; h < group; ++h)
-        sum = sum + LoadLanes<Vec>(Head::HeadOf(sums, kv_head * group + h, d), 0, c);
-      StoreLanes(Vec::Set1(factor) * sum, Head::HeadOf(to, kv_head, d), row, c);
+      const auto of = [&](std::int64_t h) { return LoadLanes<Vec>(Columns(sums, (kv_head * group + h) * d, d), 0, c); };
+      Vec sum = of(0);
+      for (std::int64_t h = 1; h < group; ++h) sum = sum + of(h);
+      StoreLanes(Vec::Set1(factor) * sum, out, row, c);
     }
   }
 }
@@ -268,14 +266,20 @@ LaunchResult AttentionBackwardVec(const AttentionBackwardArgs& args, const Strea
   std::int64_t longest = 0;
   for (std::int64_t s = 0; s < args.num_segments; ++s)
     longest = std::max(longest, args.segments[s + 1] - args.segments[s]);
-  const std::unique_ptr<float[]> sums(new (std::nothrow) float[static_cast<std::size_t>(2 * rows * cols)]);
-  if (sums == nullptr) return {LaunchCode::kResourceExhausted, "no memory for the sums of the heads"};
-  const Matrix sums_k = {sums.get(), DType::kF32, rows, cols, cols};
-  const Matrix sums_v = {sums.get() + rows * cols, DType::kF32, rows, cols, cols};
+  // A KV head that only one query head reads needs no sums.
+  const bool shared = args.num_heads != args.num_kv_heads;
+  HeadSums sums = {args.grad_k, args.grad_v, 0, args.scale};
+  std::unique_ptr<float[]> memory;
+  if (shared) {
+    memory.reset(new (std::nothrow) float[static_cast<std::size_t>(2 * rows * cols)]);
+    if (memory == nullptr) return {LaunchCode::kResourceExhausted, "no memory for the sums of the heads"};
+    const auto matrix = [&](float* data) { return Matrix{data, DType::kF32, rows, cols, cols}; };
+    sums = {matrix(memory.get()), matrix(memory.get() + rows * cols), begin, 1.0f};
+  }
   std::atomic<bool> out_of_memory{false};
   // Units are ordered by head, so that threads get equal parts of every segment.
   stream.ParallelFor(args.num_heads * args.num_segments, 1, [&](std::int64_t first, std::int64_t last) {
-    AttentionBackwardHead<Vec> run(args, longest, sums_k, sums_v);
+    AttentionBackwardHead<Vec> run(args, longest, sums);
     if (!run.has_memory()) {
       out_of_memory = true;
       return;
@@ -286,14 +290,15 @@ LaunchResult AttentionBackwardVec(const AttentionBackwardArgs& args, const Strea
     }
   });
   if (out_of_memory) return {LaunchCode::kResourceExhausted, "no memory for the gradients of a segment"};
+  if (!shared) return {};
   constexpr std::int64_t kGrain = 16;  // rows, of some kilobytes each
   stream.ParallelFor(rows, kGrain, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t row = first; row < last; ++row) {
       const auto of_row = [&](const Matrix& m) {
         return ConstMatrix{m.template Row<float>(row), DType::kF32, 1, cols, cols};
       };
-      AddHeads<Vec>(args, of_row(sums_k), args.scale, args.grad_k, begin + row);
-      AddHeads<Vec>(args, of_row(sums_v), 1.0f, args.grad_v, begin + row);
+      AddHeads<Vec>(args, of_row(sums.k), args.scale, args.grad_k, begin + row);
+      AddHeads<Vec>(args, of_row(sums.v), 1.0f, args.grad_v, begin + row);
     }
   });
   return {};

@@ -5,12 +5,10 @@
 namespace nibble::kernels {
 
 LaunchResult AdamwCpu(const AdamwArgs& args, const Stream& stream) {
-  stream.ParallelFor(args.value.rows, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      for (std::int64_t c = 0; c < args.value.cols; ++c) {
-        AdamwElement(args.factors, Element(args.grad, r, c), args.m.Row<float>(r)[c], args.v.Row<float>(r)[c],
-                     args.value.Row<float>(r)[c]);
-      }
+  stream.ParallelFor(args.value.cols, kAdamwBlock, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      AdamwElement(args.factors, Element(args.grad, 0, i), args.m.Row<float>(0)[i], args.v.Row<float>(0)[i],
+                   args.value.Row<float>(0)[i]);
     }
   });
   return {};

@@ -29,6 +29,9 @@ struct AdamwArgs {
   Matrix value;
 };
 
+// Elements that a thread takes at least: a multiple of every vector's.
+inline constexpr std::int64_t kAdamwBlock = 1 << 14;
+
 using AdamwKernel = LaunchResult(const AdamwArgs& args, const Stream& stream);
 
 namespace {

@@ -234,6 +234,25 @@ TEST(MemoryPlanTest, MastersInBf16TakeHalfTheMemory) {
   EXPECT_EQ(publishing.kept, bf16.weights - parameters * 2) << "without the gradients";
 }
 
+// Gradients of the embedding and the head are added to f32 gradients; bf16 ones get the sum of a micro-batch.
+TEST(MemoryPlanTest, OnlyBf16ParametersNeedTemporaryGradients) {
+  const model::ModelConfig config = Qwen3Of600M();
+  const std::int64_t table = config.vocab_size * config.hidden_size;
+  EXPECT_EQ(TableGradientBytes(ModelSizes(config), 4), 0);
+  EXPECT_EQ(TableGradientBytes(ModelSizes(config), 2), 12 * table);
+  const auto workspace = [&](const jobs::JobSpec& spec) {
+    return PlanOf(spec).Training(spec, config, /*base_bytes=*/2, /*tokens=*/64).workspace;
+  };
+  jobs::JobSpec spec = Spec(jobs::kMethodFull);
+  const std::int64_t f32 = workspace(spec);
+  EXPECT_LT(f32, 4 * table);
+  spec.full.param_dtype = "bf16";
+  EXPECT_EQ(workspace(spec) - f32, 12 * table + ModelSizes(config).largest * 6);
+  // A head that is served in bf16 is widened for backward products in f32.
+  for (const char* method : {jobs::kMethodBitNetQat, jobs::kMethodInt8Qt, jobs::kMethodInt8Mixed})
+    EXPECT_GT(workspace(Spec(method)), 4 * table) << method;
+}
+
 // In a ramp, linears keep rows in f32 where they keep codes of one byte otherwise.
 TEST(MemoryPlanTest, RampOfBitNetKeepsFloatRows) {
   const model::ModelConfig config = Qwen3Of600M();

@@ -4,11 +4,15 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <stdexcept>
 #include <vector>
 
+#include "kernels/isa.h"
+#include "server/trainer/bit_linear.h"
 #include "server/trainer/chunked_loss.h"
 #include "server/trainer/fixed_order.h"
 #include "server/trainer/float_linear.h"
+#include "server/trainer/int8_linear.h"
 #include "tests/server/trainer/autograd_fixture.h"
 
 namespace nibble::trainer {
@@ -44,43 +48,85 @@ TEST_F(HeldGradientTest, SlicesOfABf16ProductAddUpToTheWhole) {
   AddProduct(got.narrow(0, 0, 0), a.narrow(1, 0, 0), b, context_.stream);  // no rows
 }
 
-// Each function that adds to a held gradient gives the gradient that it returns without one.
-TEST_F(HeldGradientTest, HoldsWhatAutogradWouldGet) {
+// A function adds to a held gradient what it returns without one.
+TEST_F(HeldGradientTest, FunctionsAddWhatAutogradWouldGet) {
   const std::vector<std::int32_t> ids = {3, 0, 3, 7, 3, 0, 3};
   std::vector<std::int32_t> targets;
   for (std::int32_t t = 0; t < 300; ++t) targets.push_back(t % 5 == 0 ? -1 : t % 48);  // more than one chunk of rows
   const Tensor x = Random({300, 32}, 4).requires_grad_();
+  const Tensor bf16_x = x.detach().to(torch::kBFloat16).requires_grad_();
   double sum = 0;
   DenseWeight dense;
   TrainedHead head;
   FloatLinear linear;
-  const auto expect_same = [&](const char* name, const auto& apply) {
-    Tensor master = Random({48, 32}, 5).requires_grad_();
-    const Tensor y = apply(master), g = Random({1}, 6);
-    const std::vector<Tensor> returned = torch::autograd::grad({(y * g).sum()}, {master});
-    // A loss starts from 1, because a trainer calls backward() on it.
-    const bool is_loss = y.dim() == 0;
-    master.mutable_grad() = torch::zeros_like(master);
-    const Tensor again = apply(master);
-    (is_loss ? again : (again * g).sum()).backward();
-    EXPECT_LT(Distance(is_loss ? master.grad() * g : master.grad(), returned[0]), 1e-6) << name;
-  };
-  expect_same("embedding",
-              [&](const Tensor& master) { return ApplyEmbedding(ids, master.detach(), master, context_); });
-  expect_same("dense loss", [&](const Tensor& master) {
-    dense.master = master;
-    dense.Round();
-    return ApplyDenseLoss(x, dense, targets, 0.25, &sum, context_);
-  });
-  expect_same("trained head", [&](const Tensor& master) {
-    head.master = master;
-    head.Read(torch::kFloat32, torch::kFloat32);
-    return ApplyTrainedHeadLoss(x, head, targets, 0.25, &sum, context_);
-  });
-  expect_same("float linear", [&](const Tensor& master) {
-    linear = {master, {}, {}};
-    return ApplyFloatLinear(x, linear, context_);
-  });
+  BitWeight bit;
+  const BitLinearOptions bit_options;
+  Int8Weight int8;
+  Int8LinearOptions int8_options;
+  int8_options.grad_weight = false;
+  const bool fast_bf16 = kernels::DetectIsa() >= kernels::Isa::kAvx512;  // elsewhere torch's products of bf16 are slow
+  for (const torch::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
+    if (type == torch::kBFloat16 && !fast_bf16) continue;
+    context_.scratch = torch::empty({1 << 16}, type);
+    const auto expect_same = [&](const char* name, const auto& apply) {
+      Tensor master = Random({48, 32}, 5).requires_grad_();
+      const Tensor y = apply(master);
+      // A loss starts from 1, because a trainer calls backward() on it.
+      const auto root = [&](const Tensor& of) { return of.dim() == 0 ? of : (of * 0.75).sum(); };
+      const Tensor returned = torch::autograd::grad({root(y)}, {master})[0], before = Random({48, 32}, 6);
+      master.mutable_grad() = before.clone();
+      root(apply(master)).backward();
+      EXPECT_LT(Distance(master.grad() - before, returned), type == torch::kFloat32 ? 1e-5 : 0x1p-8) << name;
+    };
+    expect_same("embedding",
+                [&](const Tensor& master) { return ApplyEmbedding(ids, master.detach(), master, context_); });
+    expect_same("dense loss", [&](const Tensor& master) {
+      dense.master = master;
+      dense.Round();
+      return ApplyDenseLoss(x, dense, targets, 0.25, &sum, context_);
+    });
+    expect_same("dense linear", [&](const Tensor& master) {
+      dense.master = master;
+      dense.Round();
+      return ApplyDenseLinear(x, dense, {}, context_);
+    });
+    expect_same("trained head", [&](const Tensor& master) {
+      head.master = master;
+      head.Read(type, type);
+      return ApplyTrainedHeadLoss(type == torch::kFloat32 ? x : bf16_x, head, targets, 0.25, &sum, context_);
+    });
+    expect_same("float linear", [&](const Tensor& master) {
+      linear = {master, {}, {}};
+      linear.Round();
+      return ApplyFloatLinear(type == torch::kFloat32 ? x : bf16_x, linear, context_);
+    });
+    expect_same("ternary linear", [&](const Tensor& master) {
+      bit.master = master;
+      bit.Ternarise(context_.stream);
+      return ApplyBitLinear({x, nullptr}, bit, bit_options, context_);
+    });
+    expect_same("int8 linear", [&](const Tensor& master) {
+      int8.master = master;
+      int8.Quantize(int8_options, type == torch::kBFloat16, context_.stream);
+      return ApplyInt8Linear({x, nullptr}, int8, int8_options, 0, context_);
+    });
+  }
+}
+
+// A gradient that was added in the forward pass cannot be scaled any more.
+TEST_F(HeldGradientTest, LossMustStartFromOne) {
+  const Tensor x = Random({3, 32}, 4).requires_grad_();
+  Tensor master = Random({48, 32}, 5).requires_grad_();
+  master.mutable_grad() = torch::zeros_like(master);
+  double sum = 0;
+  DenseWeight dense;
+  dense.master = master;
+  dense.Round();
+  EXPECT_THROW((ApplyDenseLoss(x, dense, {1, 2, 3}, 1.0, &sum, context_) * 2).backward(), std::logic_error);
+  TrainedHead head;
+  head.master = master;
+  head.Read(torch::kFloat32, torch::kFloat32);
+  EXPECT_THROW((ApplyTrainedHeadLoss(x, head, {1, 2, 3}, 1.0, &sum, context_) * 2).backward(), std::logic_error);
 }
 
 }  // namespace

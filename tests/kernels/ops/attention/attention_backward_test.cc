@@ -23,11 +23,17 @@ using support::GuardedBytes;
 using Doubles = std::vector<double>;
 using Floats = std::vector<float>;
 
-// Rows in segments, and their gradient. All values are f32; those of a bf16 case are rounded to bf16.
+// The types of q and out, of k and v, and of grad_out.
+struct Types {
+  DType q = DType::kF32, kv = DType::kF32, grad = DType::kF32;
+};
+constexpr Types kBF16 = {DType::kBF16, DType::kBF16, DType::kBF16};
+
+// Rows in segments, and their gradient: f32 values, which a type of bf16 can represent where it is used.
 struct Rows {
   std::int64_t kv_heads, group, d;
   std::vector<std::int64_t> segments;
-  DType dtype = DType::kF32;
+  Types types = {};
   Floats q = {}, k = {}, v = {}, grad_out = {}, out = {}, logsumexp = {};
 
   std::int64_t heads() const { return kv_heads * group; }
@@ -113,17 +119,17 @@ Exact ExactGradients(Rows& rows) {
 }
 
 Rows RandomRows(std::int64_t kv_heads, std::int64_t group, std::int64_t d, const std::vector<std::int64_t>& segments,
-                DType dtype = DType::kF32, float q_size = 1.0f) {
-  Rows rows{kv_heads, group, d, segments, dtype};
-  const auto normal = [&](std::uint64_t seed, std::int64_t cols, float size) {
+                Types types = {}, float q_size = 1.0f) {
+  Rows rows{kv_heads, group, d, segments, types};
+  const auto normal = [&](std::uint64_t seed, std::int64_t cols, float size, DType dtype) {
     Floats x = support::NormalVector(seed, rows.rows() * cols);
     for (float& value : x) value = dtype == DType::kBF16 ? ToFloat(ToBF16(value * size)) : value * size;
     return x;
   };
-  rows.q = normal(1, rows.cols(), q_size);
-  rows.k = normal(2, rows.kv_cols(), 1);
-  rows.v = normal(3, rows.kv_cols(), 1);
-  rows.grad_out = normal(4, rows.cols(), 1);
+  rows.q = normal(1, rows.cols(), q_size, types.q);
+  rows.k = normal(2, rows.kv_cols(), 1, types.kv);
+  rows.v = normal(3, rows.kv_cols(), 1, types.kv);
+  rows.grad_out = normal(4, rows.cols(), 1, types.grad);
   return rows;
 }
 
@@ -133,20 +139,20 @@ struct Gradients {
 
 // Runs the op on copies of the inputs in the type of `rows`, with results between guards.
 Gradients Backward(const Rows& rows, const Stream& stream) {
-  const auto q = support::ToBytes(rows.q, rows.dtype), k = support::ToBytes(rows.k, rows.dtype),
-             v = support::ToBytes(rows.v, rows.dtype), out = support::ToBytes(rows.out, rows.dtype),
-             grad_out = support::ToBytes(rows.grad_out, rows.dtype);
+  const auto q = support::ToBytes(rows.q, rows.types.q), k = support::ToBytes(rows.k, rows.types.kv),
+             v = support::ToBytes(rows.v, rows.types.kv), out = support::ToBytes(rows.out, rows.types.q),
+             grad_out = support::ToBytes(rows.grad_out, rows.types.grad);
   const std::int64_t n = rows.rows();
   GuardedBytes grad_q(n * rows.cols() * 4), grad_k(n * rows.kv_cols() * 4), grad_v(n * rows.kv_cols() * 4);
-  const auto in = [&](const auto& bytes, std::int64_t cols) {
-    return MakeConstMatrix(bytes.data(), rows.dtype, n, cols);
+  const auto in = [&](const auto& bytes, DType dtype, std::int64_t cols) {
+    return MakeConstMatrix(bytes.data(), dtype, n, cols);
   };
   const absl::Status status =
-      AttentionBackward({.q = in(q, rows.cols()),
-                         .k = in(k, rows.kv_cols()),
-                         .v = in(v, rows.kv_cols()),
-                         .out = in(out, rows.cols()),
-                         .grad_out = in(grad_out, rows.cols()),
+      AttentionBackward({.q = in(q, rows.types.q, rows.cols()),
+                         .k = in(k, rows.types.kv, rows.kv_cols()),
+                         .v = in(v, rows.types.kv, rows.kv_cols()),
+                         .out = in(out, rows.types.q, rows.cols()),
+                         .grad_out = in(grad_out, rows.types.grad, rows.cols()),
                          .logsumexp = MakeConstMatrix(rows.logsumexp.data(), DType::kF32, n, rows.heads()),
                          .segments = rows.segments.data(),
                          .num_segments = static_cast<std::int64_t>(rows.segments.size()) - 1,
@@ -189,21 +195,23 @@ TEST(AttentionBackwardTest, PlainPathAgreesWithF64) {
 
 // Scores in the hundreds: one key has all the weight, and the exponentials of the others are 0.
 TEST(AttentionBackwardTest, ExtremeScoresAgreeWithF64) {
-  Rows rows = RandomRows(1, 2, 16, {0, 100}, DType::kF32, 300.0f);
+  Rows rows = RandomRows(1, 2, 16, {0, 100}, {}, 300.0f);
   const Exact exact = ExactGradients(rows);
   for (const Isa isa : support::Isas()) ExpectWithin(Backward(rows, CpuStream(isa)), exact);
 }
 
 TEST(AttentionBackwardTest, EveryPathAndThreadCountGivesThePlainBits) {
   ThreadPool two(2), three(3);
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    for (const std::int64_t d : {1, 16, 40, 64, 80}) {
+  // The last two: an f32 result of a bf16 cache, and an f32 gradient of a bf16 result.
+  for (const Types types : {Types{}, kBF16, Types{DType::kF32, DType::kBF16, DType::kF32},
+                            Types{DType::kBF16, DType::kBF16, DType::kF32}}) {
+    for (const std::int64_t d : {1, 16, 40, 80}) {
       for (const auto& [kv_heads, group] : {std::pair{2, 1}, {1, 3}, {2, 4}}) {
         for (const std::vector<std::int64_t>& segments :
              {std::vector<std::int64_t>{0, 1}, {0, 64, 128}, {0, 3, 3, 70}, {0, 17, 150}}) {
-          SCOPED_TRACE(::testing::Message() << Name(dtype) << " d " << d << " heads " << kv_heads << " x " << group
-                                            << " rows " << segments.back());
-          Rows rows = RandomRows(kv_heads, group, d, segments, dtype);
+          SCOPED_TRACE(::testing::Message() << Name(types.q) << " " << Name(types.grad) << " d " << d << " heads "
+                                            << kv_heads << " x " << group << " rows " << segments.back());
+          Rows rows = RandomRows(kv_heads, group, d, segments, types);
           ExactGradients(rows);
           const Gradients want = Backward(rows, CpuStream(Isa::kPlain));
           for (const Isa isa : support::Isas()) {
@@ -214,6 +222,13 @@ TEST(AttentionBackwardTest, EveryPathAndThreadCountGivesThePlainBits) {
         }
       }
     }
+  }
+}
+
+TEST(AttentionBackwardTest, NoRowsAndNoSegmentsAreNoWork) {
+  for (const std::vector<std::int64_t>& segments : {std::vector<std::int64_t>{0}, {0, 0}, {0, 0, 0}}) {
+    Rows rows = RandomRows(2, 2, 16, segments);
+    for (const Isa isa : support::Isas()) EXPECT_TRUE(Backward(rows, CpuStream(isa)).q.empty());
   }
 }
 

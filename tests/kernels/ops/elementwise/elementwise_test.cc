@@ -82,11 +82,11 @@ TEST(AdamwTest, EveryPathGivesThePlainBitsAndTheFormulaInF64) {
                              .step_size = 0.01f};
   ThreadPool pool(3);
   for (const DType type : kTypes) {
-    for (const std::int64_t cols : kSizes) {
-      const auto n = static_cast<std::size_t>(kRows * cols);
-      const auto grad = support::ToBytes(Wide(1, kRows * cols), type);
-      const std::vector<float> g = Widen(grad, type), m = Wide(2, kRows * cols), value = Wide(4, kRows * cols);
-      std::vector<float> v = Wide(3, kRows * cols);
+    for (const std::int64_t count : {1, 15, 16, 33, 100, 3 * 16384 + 5}) {  // blocks of 16384
+      const auto n = static_cast<std::size_t>(count);
+      const auto grad = support::ToBytes(Wide(1, count), type);
+      const std::vector<float> g = Widen(grad, type), m = Wide(2, count), value = Wide(4, count);
+      std::vector<float> v = Wide(3, count);
       for (float& x : v) x *= x;
       v[0] = 0;
       struct State {
@@ -94,9 +94,9 @@ TEST(AdamwTest, EveryPathGivesThePlainBitsAndTheFormulaInF64) {
       };
       const auto run = [&](const Stream& stream) {
         State state{m, v, value};
-        const auto matrix = [&](std::vector<float>& x) { return MakeMatrix(x.data(), DType::kF32, kRows, cols); };
+        const auto matrix = [&](std::vector<float>& x) { return MakeMatrix(x.data(), DType::kF32, 1, count); };
         EXPECT_TRUE(Adamw({.factors = factors,
-                           .grad = MakeConstMatrix(grad.data(), type, kRows, cols),
+                           .grad = MakeConstMatrix(grad.data(), type, 1, count),
                            .m = matrix(state.m),
                            .v = matrix(state.v),
                            .value = matrix(state.value)},
@@ -120,9 +120,9 @@ TEST(AdamwTest, EveryPathGivesThePlainBitsAndTheFormulaInF64) {
       for (const Isa isa : Isas()) {
         for (ThreadPool* threads : {static_cast<ThreadPool*>(nullptr), &pool}) {
           const State got = run(CpuStream(isa, threads));
-          EXPECT_TRUE(BytesEqual(got.m.data(), want.m.data(), 4 * n)) << Name(isa) << " " << cols;
-          EXPECT_TRUE(BytesEqual(got.v.data(), want.v.data(), 4 * n)) << Name(isa) << " " << cols;
-          EXPECT_TRUE(BytesEqual(got.value.data(), want.value.data(), 4 * n)) << Name(isa) << " " << cols;
+          EXPECT_TRUE(BytesEqual(got.m.data(), want.m.data(), 4 * n)) << Name(isa) << " " << count;
+          EXPECT_TRUE(BytesEqual(got.v.data(), want.v.data(), 4 * n)) << Name(isa) << " " << count;
+          EXPECT_TRUE(BytesEqual(got.value.data(), want.value.data(), 4 * n)) << Name(isa) << " " << count;
         }
       }
     }
@@ -137,6 +137,10 @@ TEST(AdamwTest, RejectsArgumentsThatDoNotFit) {
             "adamw: grad is [1, 7] with stride 7, wanted [1, 8]");
   EXPECT_EQ(Adamw({{}, m, MakeMatrix(x.data(), DType::kBF16, 1, 8), m, m}, stream).message(),
             "adamw: m has dtype bf16");
+  const Matrix two_rows = MakeMatrix(x.data(), DType::kF32, 2, 4), none = MakeMatrix(nullptr, DType::kF32, 1, 0);
+  EXPECT_EQ(Adamw({{}, two_rows, two_rows, two_rows, two_rows}, stream).message(),
+            "adamw: value is [2, 4] with stride 4, wanted [1, 4]");
+  for (const Isa isa : Isas()) EXPECT_TRUE(Adamw({{}, none, none, none, none}, CpuStream(isa)).ok());
 }
 
 TEST(AddTest, RowsMayBeStrided) {
