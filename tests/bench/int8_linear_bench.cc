@@ -21,7 +21,6 @@ struct LinearProblem {
   LinearProblem(std::int64_t t, std::int64_t k, std::int64_t n, const kernels::Stream& stream)
       : x(torch::randn({t, k})), weight(torch::randn({n, k})), grad_y(torch::randn({t, n})) {
     context.stream = stream;
-    context.scratch = torch::empty({0}, trainer::BackwardType(true, stream));
   }
   Tensor x, weight, grad_y;
   trainer::TrainingContext context;
@@ -33,7 +32,9 @@ struct Gradients {
 
 // y(x, weight) and its gradients.
 template <typename Linear>
-Gradients Pass(const LinearProblem& problem, torch::ScalarType type, Linear linear) {
+Gradients Pass(LinearProblem& problem, torch::ScalarType type, Linear linear) {
+  const bool bf16 = type == torch::kBFloat16;
+  problem.context.scratch = torch::empty({0}, trainer::BackwardType(bf16, problem.context.stream));
   const Tensor x = problem.x.detach().to(type).requires_grad_(true);
   const Tensor weight = problem.weight.detach().requires_grad_(true);
   const Tensor y = linear(x, weight);
