@@ -42,9 +42,8 @@ class Int8Mixed : public FloatMastersPlan {
       bytes.weights += sizes.embedding * 2;
     }
     // With an exact forward pass, the head as backward products read it, in f32 on a CPU without AVX-512; a gradient of
-    // the largest linear and the codes that are made of it; logits in f32 and rounded; gate, up and the
-    // residual stream in f32 with their gradients, the values and the codes of the largest input; the cached K and V of
-    // one layer.
+    // the largest linear and the codes that are made of it; logits in f32 and rounded; gate, up and the residual stream
+    // in f32 with their gradients, the values and the codes of the largest input; the cached K and V of one layer.
     const std::int64_t token = 8 * config.hidden_size + (12 + 2 * element) * config.ffn_size + 8 * config.kv_size();
     bytes.workspace = (Exact(spec) ? sizes.embedding * 4 : 0) + sizes.largest * (4 + 2 + element) +
                       logits * (4 + element) + tokens * token;

@@ -39,9 +39,9 @@ class Int8Qt : public FloatMastersPlan {
     bytes.weights = sizes.linears * (1 + element) + (sizes.all - sizes.linears) * 8 +
                     sizes.heads * sizes.embedding * 2 + sizes.embedding * 2;
     // The head as backward products read it, in f32 on a CPU without AVX-512; of the largest linear: the codes widened
-    // for backward products, and in an optimizer step the values in f32 with
-    // new codes, and the packed form; logits in f32 and rounded; gate, up and the residual stream in f32 with their
-    // gradients, the values and the codes of the largest input; the cached K and V of one layer.
+    // for backward products, and in an optimizer step the values in f32 with new codes, and the packed form; logits in
+    // f32 and rounded; gate, up and the residual stream in f32 with their gradients, the values and the codes of the
+    // largest input; the cached K and V of one layer.
     const std::int64_t token = 8 * config.hidden_size + (12 + 2 * element) * config.ffn_size + 8 * config.kv_size();
     bytes.workspace =
         sizes.embedding * 4 + sizes.largest * (element + 4 + 1 + 1) + logits * (4 + element) + tokens * token;

@@ -30,8 +30,7 @@ struct TrainingContext {
   TransientMemory transient = {};
   torch::Tensor scratch;  // of BackwardType, as many elements as the largest linear
   // Called before every linear, part of attention (segment_attention.h) and loss chunk: forward, recomputed and
-  // backward. True ends the pass
-  // with StoppedError.
+  // backward. True ends the pass with StoppedError.
   base::Cancelled cancelled = {};
 };
 

@@ -78,8 +78,7 @@ struct ChunkedLossFunction : torch::autograd::Function<ChunkedLossFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    // The saved gradient includes the scale; grads[0] is the 1 that backward() starts from.
-    return {ctx->get_saved_variables()[0] * grads[0].item<double>(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {ScaledGradient(ctx->get_saved_variables()[0], grads[0]), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -87,25 +86,33 @@ struct TrainedHeadLossFunction : torch::autograd::Function<TrainedHeadLossFuncti
   static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& master, const TrainedHead* head,
                         const std::vector<std::int32_t>* targets, double scale, double* loss_sum,
                         TrainingContext* context) {
-    const Tensor held = HeldGradient(master);
-    Tensor grad_hidden, grad_head = held.defined() ? held : torch::zeros(master.sizes(), torch::kFloat32);
-    *loss_sum = LossAndGradients(hidden, head->read, *targets, scale, &grad_hidden, &grad_head, *context);
-    ctx->save_for_backward(held.defined() ? variable_list{grad_hidden} : variable_list{grad_hidden, grad_head});
+    Tensor grad_hidden;
+    GradientSum grad_head(master);
+    *loss_sum = LossAndGradients(hidden, head->read, *targets, scale, &grad_hidden, &grad_head.sum(), *context);
+    ctx->save_for_backward({grad_hidden, grad_head.Rest()});
     return torch::tensor(*loss_sum * scale, torch::kFloat64);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    const double factor = grads[0].item<double>();  // 1, as above
-    const auto times = [&](const Tensor& g) { return factor == 1.0 ? g : g * factor; };
-    if (saved.size() == 1 && factor != 1.0)
-      throw std::logic_error("the head's gradient is for a loss that starts from 1");
-    const Tensor grad_head = saved.size() == 2 ? times(saved[1]) : Tensor();
-    return {times(saved[0]), grad_head, Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {ScaledGradient(saved[0], grads[0]),
+            ScaledGradient(saved[1], grads[0]),
+            Tensor(),
+            Tensor(),
+            Tensor(),
+            Tensor(),
+            Tensor()};
   }
 };
 
 }  // namespace
+
+Tensor ScaledGradient(const Tensor& saved, const Tensor& grad) {
+  const double factor = grad.item<double>();
+  if (factor == 1.0) return saved;
+  if (!saved.defined()) throw std::logic_error("the head's gradient is for a loss that starts from 1");
+  return saved * factor;
+}
 
 LossRows RowsWithTarget(const std::vector<std::int32_t>& targets) {
   LossRows rows;

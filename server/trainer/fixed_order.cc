@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <stdexcept>
 
 #include "kernels/ops/elementwise/embedding.h"
 #include "kernels/ops/loss/cross_entropy.h"
@@ -43,9 +42,8 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
     const variable_list saved = ctx->get_saved_variables();
     const Tensor &ids = saved[0], &master = saved[1];
     const Tensor g = grads[0].contiguous();
-    const Tensor held = HeldGradient(master);
-    const Tensor grad = held.defined() ? held : torch::zeros(master.sizes(), torch::kFloat32);
-    float* to = grad.data_ptr<float>();
+    GradientSum grad(master);
+    float* to = grad.sum().data_ptr<float>();
     const float* from = g.data_ptr<float>();
     const std::int64_t* id = ids.data_ptr<std::int64_t>();
     const std::int64_t cols = g.size(1);
@@ -55,7 +53,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
         for (std::int64_t i = begin; i < end; ++i) row[i] += from[t * cols + i];
       }
     });
-    return {held.defined() ? Tensor() : grad, Tensor(), Tensor(), Tensor()};
+    return {grad.Rest(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -116,29 +114,25 @@ double LossAndGradients(const Tensor& hidden, const Head& head, const std::vecto
   return loss_sum;
 }
 
-// A saved gradient includes the scale; `grad` is the 1 that backward() starts from.
-Tensor Times(const Tensor& saved, const Tensor& grad) {
-  const double factor = grad.item<double>();
-  return factor == 1.0 ? saved : saved * factor;
-}
-
 struct DenseLossFunction : torch::autograd::Function<DenseLossFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& master, const DenseWeight* head,
                         const std::vector<std::int32_t>* targets, double scale, double* loss_sum,
                         TrainingContext* context) {
-    const Tensor held = HeldGradient(master);
-    Tensor grad_hidden, grad_head = held.defined() ? held : torch::zeros(master.sizes(), torch::kFloat32);
-    *loss_sum = LossAndGradients(hidden, *head, *targets, scale, &grad_hidden, &grad_head, *context);
-    ctx->save_for_backward(held.defined() ? variable_list{grad_hidden} : variable_list{grad_hidden, grad_head});
+    Tensor grad_hidden;
+    GradientSum grad_head(master);
+    *loss_sum = LossAndGradients(hidden, *head, *targets, scale, &grad_hidden, &grad_head.sum(), *context);
+    ctx->save_for_backward({grad_hidden, grad_head.Rest()});
     return torch::tensor(*loss_sum * scale, torch::kFloat64);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    if (saved.size() == 1 && grads[0].item<double>() != 1.0) {
-      throw std::logic_error("the head's gradient is for a loss that starts from 1");
-    }
-    const Tensor grad_head = saved.size() == 2 ? Times(saved[1], grads[0]) : Tensor();
-    return {Times(saved[0], grads[0]), grad_head, Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {ScaledGradient(saved[0], grads[0]),
+            ScaledGradient(saved[1], grads[0]),
+            Tensor(),
+            Tensor(),
+            Tensor(),
+            Tensor(),
+            Tensor()};
   }
 };
 
@@ -154,7 +148,7 @@ struct FrozenLossFunction : torch::autograd::Function<FrozenLossFunction<Head>> 
     return torch::tensor(*loss_sum * scale, torch::kFloat64);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    return {Times(ctx->get_saved_variables()[0], grads[0]), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {ScaledGradient(ctx->get_saved_variables()[0], grads[0]), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 

@@ -18,6 +18,10 @@ torch::Tensor HeldGradient(const torch::Tensor& parameter) {
   return held.defined() && held.scalar_type() == torch::kFloat32 ? held : torch::Tensor();
 }
 
+GradientSum::GradientSum(const torch::Tensor& parameter)
+    : held_(HeldGradient(parameter).defined()),
+      sum_(held_ ? parameter.grad() : torch::zeros(parameter.sizes(), torch::kFloat32)) {}
+
 void AddProduct(const torch::Tensor& sum, const torch::Tensor& a, const torch::Tensor& b,
                 const kernels::Stream& stream) {
   const torch::NoGradGuard no_gradients;

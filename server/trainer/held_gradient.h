@@ -12,6 +12,20 @@ namespace nibble::trainer {
 // each part that is added: a function then returns its gradient to autograd.
 torch::Tensor HeldGradient(const torch::Tensor& parameter);
 
+// Where the parts of a parameter's gradient are added up, in f32: in HeldGradient if there is one, else in zeros.
+class GradientSum {
+ public:
+  explicit GradientSum(const torch::Tensor& parameter);
+
+  torch::Tensor& sum() { return sum_; }
+  // What autograd still has to add to the parameter's gradient: undefined if the parameter holds the sum.
+  torch::Tensor Rest() const { return held_ ? torch::Tensor() : sum_; }
+
+ private:
+  const bool held_;
+  torch::Tensor sum_;
+};
+
 // sum [N, K] f32 += a^T b. a [T, N] and b [T, K] have the same type: f32, or bf16, whose product is rounded before it
 // is added. A bf16 product is computed for a slice of rows of the sum at a time: it takes 4 MB, and torch may copy the
 // slice's columns of a. Throws the errors of torch and of the kernel.

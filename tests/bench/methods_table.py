@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Prints peak memory and tokens/s of every training method on one model, like torchao's table of quantized training.
 
-usage: methods_table.py MODEL [--bin build/release/bin] [--steps 8] [--turns 1] [--only "NAME;..."] [--peer] [--json OUT.json]
+usage: methods_table.py MODEL [--bin build/release/bin] [--steps 8] [--turns 1] [--only NAME ...] [--peer] [--json OUT.json]
 MODEL is a GGUF file or a Hugging Face directory. 4 x 256 tokens per step, bf16 compute, AdamW. All methods see the same
 rows from the same seed. A turn runs every method once, one after the other; --only: these methods, and the method that
 the table compares with. --peer: in each turn, also transformers with nn.Linear in bf16, all parameters trained, on the shape
@@ -69,12 +69,10 @@ def main():
     parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("build/release/bin"))
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--turns", type=int, default=1)
-    parser.add_argument("--only", type=lambda text: text.split(";"), default=list(RUNS), help="names, separated by ;")
+    parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS))
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
-    if unknown := set(args.only) - set(RUNS):
-        parser.error(f"--only: no method {', '.join(sorted(unknown))}; wanted {'; '.join(RUNS)}")
     runs = {name: spec for name, spec in RUNS.items() if name in args.only or name == FIRST}
     names = [*runs, *([PEER] if args.peer else [])]
     rates, peaks = {name: [] for name in names}, dict.fromkeys(names, 0)

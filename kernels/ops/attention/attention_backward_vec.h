@@ -11,6 +11,7 @@
 
 #include "kernels/math.h"
 #include "kernels/ops/attention/attention_backward_launch.h"
+#include "kernels/ops/attention/register_tile_vec.h"
 #include "kernels/vec_rows.h"
 
 namespace nibble::kernels {
@@ -127,47 +128,18 @@ class AttentionBackwardHead {
     }
   }
 
-  // kRows x columns sums: sum over k < n of a[r * row + k * step] * b[k][column], added to `sums`, or from 0 on.
-  struct Left {
-    const float* a;
-    std::int64_t row, step;
-  };
+  // AddToTile for kRows rows and `columns` columns, a multiple of 16.
   struct Right {
     const float* b;
     std::int64_t stride;
   };
-  template <int kVectors>
-  static void Tile(Left left, Right right, std::int64_t n, bool from_zero, float* sums, std::int64_t stride) {
-    Vec acc[kRows][kVectors];
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-      for (int w = 0; w < kVectors; ++w) acc[r][w] = from_zero ? Vec::Zero() : Vec::Load(sums + r * stride + w * 16);
-    }
-    for (std::int64_t k = 0; k < n; ++k) {
-      Vec b[kVectors];
-#pragma GCC unroll 4
-      for (int w = 0; w < kVectors; ++w) b[w] = Vec::Load(right.b + k * right.stride + w * 16);
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        const Vec a = Vec::Set1(left.a[r * left.row + k * left.step]);
-#pragma GCC unroll 4
-        for (int w = 0; w < kVectors; ++w) acc[r][w] = Vec::Fma(a, b[w], acc[r][w]);
-      }
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-      for (int w = 0; w < kVectors; ++w) acc[r][w].Store(sums + r * stride + w * 16);
-    }
-  }
-  static void Tiles(Left left, Right right, std::int64_t n, bool from_zero, float* sums, std::int64_t stride,
+  static void Tiles(TileLeft left, Right right, std::int64_t n, bool from_zero, float* sums, std::int64_t stride,
                     std::int64_t columns) {
     std::int64_t column = 0;
     for (; column + kWide * 16 <= columns; column += kWide * 16)
-      Tile<kWide>(left, {right.b + column, right.stride}, n, from_zero, sums + column, stride);
+      AddToTile<Vec, kRows, kWide>(left, right.b + column, right.stride, n, from_zero, sums + column, stride);
     for (; column < columns; column += 16)
-      Tile<1>(left, {right.b + column, right.stride}, n, from_zero, sums + column, stride);
+      AddToTile<Vec, kRows, 1>(left, right.b + column, right.stride, n, from_zero, sums + column, stride);
   }
 
   // Adds the gradients of the scores of the queries from `query` on with the keys from `key` on.
@@ -186,7 +158,7 @@ class AttentionBackwardHead {
     for (std::int64_t j = 0; j < keys; j += kRows) {
       const std::int64_t first = diagonal ? j : 0;  // the first query that sees a key of the tile
       const std::int64_t n = queries - first;
-      const auto left = [&](const float* scores) { return Left{scores + first * kBlock + j, 1, kBlock}; };
+      const auto left = [&](const float* scores) { return TileLeft{scores + first * kBlock + j, 1, kBlock}; };
       Tiles(left(p_), {grad_out_ + first * padded_d_, padded_d_}, n, false, grad_v_ + j * padded_d_, padded_d_,
             padded_d_);
       Tiles(left(ds_), {q_ + first * padded_d_, padded_d_}, n, false, grad_k_ + j * padded_d_, padded_d_, padded_d_);

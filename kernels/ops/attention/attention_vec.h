@@ -10,6 +10,7 @@
 
 #include "kernels/math.h"
 #include "kernels/ops/attention/attention_launch.h"
+#include "kernels/ops/attention/register_tile_vec.h"
 #include "kernels/stream.h"
 
 namespace nibble::kernels {
@@ -286,30 +287,8 @@ class TiledAttention {
 
   template <typename T, int kBlock, int kWide>
   void AddColumns(const T* values, int first, std::int64_t column, int begin, int end) {
-    const float* p = p_ + first * kKeys;
-    float* o = o_ + first * padded_d_ + column;
-    Vec acc[kBlock][kWide];
-#pragma GCC unroll 16
-    for (int b = 0; b < kBlock; ++b) {
-#pragma GCC unroll 4
-      for (int w = 0; w < kWide; ++w) acc[b][w] = Vec::Load(o + b * padded_d_ + w * 16);
-    }
-    for (int key = begin; key < end; ++key) {
-      Vec v[kWide];
-#pragma GCC unroll 4
-      for (int w = 0; w < kWide; ++w) v[w] = Vec::Load(values + key * d_ + column + w * 16);
-#pragma GCC unroll 16
-      for (int b = 0; b < kBlock; ++b) {
-        const Vec x = Vec::Set1(p[b * kKeys + key]);
-#pragma GCC unroll 4
-        for (int w = 0; w < kWide; ++w) acc[b][w] = Vec::Fma(x, v[w], acc[b][w]);
-      }
-    }
-#pragma GCC unroll 16
-    for (int b = 0; b < kBlock; ++b) {
-#pragma GCC unroll 4
-      for (int w = 0; w < kWide; ++w) acc[b][w].Store(o + b * padded_d_ + w * 16);
-    }
+    AddToTile<Vec, kBlock, kWide>({p_ + first * kKeys + begin, kKeys, 1}, values + begin * d_ + column, d_, end - begin,
+                                  /*from_zero=*/false, o_ + first * padded_d_ + column, padded_d_);
   }
 
   void End(const Tile& tile, std::int64_t kv_head) {
