@@ -47,19 +47,18 @@ class BitNetQat : public MethodPlan {
 
   std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c, std::int64_t) const override {
     const std::int64_t code = spec.bitnet_qat.has_ramp() ? 4 : spec.bitnet_qat.act_bits == 16 ? 2 : 1;
-    // f32: norms' inputs, q, gate and up. bf16: k and v. Codes that linears read, or floats in a ramp; linears after
-    // one norm share them.
-    std::int64_t inputs = 2 * c.hidden_size;
-    if (c.norms != NormPlacement::kBlock) inputs += c.q_size() + c.ffn_size;
-    if (c.norms == NormPlacement::kBlockAndLinear) inputs += 2 * c.hidden_size;
+    // A gradient through the scales of rows reads the norms' inputs as they are.
+    const std::int64_t element = ElementBytes(spec.bitnet_qat.compute_dtype);
+    const bool exact_inputs = spec.bitnet_qat.scale_grad && spec.bitnet_qat.ste != "identity";
     // Linears that stay float keep f32 rows. Ternary linears behind the same norm as such a linear do not share their
     // codes: each keeps its own.
     std::int64_t beside_floats = 0;
     for (const model::LinearKind kind : Info(spec).float_linears) {
       beside_floats += 4 * model::InFeatures(c, kind) + (NormsEachLinear(c) ? 0 : code * c.hidden_size);
     }
-    return 4 * (inputs + c.q_size() + 2 * c.ffn_size) + 2 * 2 * c.kv_size() + beside_floats +
-           code * ((NormsEachLinear(c) ? 5 : 2) * c.hidden_size + c.q_size() + c.ffn_size) + HeadNormBytes(c);
+    // Codes that linears read, or floats in a ramp; linears after one norm share them.
+    return CodedGraphBytes(c, element, exact_inputs ? 4 : element) + beside_floats +
+           code * ((NormsEachLinear(c) ? 5 : 2) * c.hidden_size + c.q_size() + c.ffn_size);
   }
 
   TrainingBytes Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,

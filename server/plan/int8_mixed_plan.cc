@@ -19,7 +19,8 @@ class Int8Mixed : public FloatMastersPlan {
   }
 
   std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c, std::int64_t) const override {
-    return Exact(spec) ? CodedTokenBytes(c) : FloatTokenBytes(c, ElementBytes(spec.int8_mixed.compute_dtype));
+    const std::int64_t element = ElementBytes(spec.int8_mixed.compute_dtype);
+    return Exact(spec) ? CodedTokenBytes(c, element) : FloatTokenBytes(c, element);
   }
 
   TrainingBytes Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,

@@ -25,7 +25,7 @@ class Int8Qt : public FloatMastersPlan {
   }
 
   std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c, std::int64_t) const override {
-    return ReadsFloatRows(spec) ? FloatTokenBytes(c, 2) : CodedTokenBytes(c);
+    return ReadsFloatRows(spec) ? FloatTokenBytes(c, 2) : CodedTokenBytes(c, ElementBytes(spec.int8_qt.compute_dtype));
   }
 
   TrainingBytes Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,

@@ -40,13 +40,20 @@ std::int64_t FloatTokenBytes(const model::ModelConfig& c, std::int64_t element) 
   return values * element + c.num_heads * 4 + HeadNormBytes(c);
 }
 
-std::int64_t CodedTokenBytes(const model::ModelConfig& c) {
-  // f32: norms' inputs, q, gate and up. bf16: k and v. Four inputs of linears as rows: codes, a scale and outliers.
+std::int64_t CodedGraphBytes(const model::ModelConfig& c, std::int64_t element, std::int64_t norm_element) {
+  std::int64_t inputs = 2 * c.hidden_size;
+  if (c.norms != model::NormPlacement::kBlock) inputs += c.q_size() + c.ffn_size;
+  if (c.norms == model::NormPlacement::kBlockAndLinear) inputs += 2 * c.hidden_size;
+  // q, gate and up; in bf16 also the result of attention, and in f32 a number per head. k and v in bf16.
+  const std::int64_t attention = element == 2 ? 2 * c.q_size() + 4 * c.num_heads : 0;
+  return (NormsEachLinear(c) ? 4 : norm_element) * inputs + element * (c.q_size() + 2 * c.ffn_size) + attention +
+         2 * 2 * c.kv_size() + HeadNormBytes(c);
+}
+
+std::int64_t CodedTokenBytes(const model::ModelConfig& c, std::int64_t element) {
+  // Four inputs of linears as rows: codes, a scale and outliers.
   constexpr std::int64_t kRowBytes = 4 + 4 + kernels::kMaxOutliers * 8;
-  const std::int64_t inputs =
-      c.norms == model::NormPlacement::kBlock ? 2 * c.hidden_size : 2 * c.hidden_size + c.q_size() + c.ffn_size;
-  return 4 * (inputs + c.q_size() + 2 * c.ffn_size) + 2 * 2 * c.kv_size() + 2 * c.hidden_size + c.q_size() +
-         c.ffn_size + 4 * kRowBytes + HeadNormBytes(c);
+  return CodedGraphBytes(c, element, element) + 2 * c.hidden_size + c.q_size() + c.ffn_size + 4 * kRowBytes;
 }
 
 bool NormsEachLinear(const model::ModelConfig& config) {

@@ -49,7 +49,8 @@ class QLora : public AdapterPlan {
 
   std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& config,
                           std::int64_t base_bytes) const override {
-    return spec.qlora.merge_aware_int8 ? CodedTokenBytes(config) : AdapterPlan::TokenBytes(spec, config, base_bytes);
+    if (!spec.qlora.merge_aware_int8) return AdapterPlan::TokenBytes(spec, config, base_bytes);
+    return CodedTokenBytes(config, ElementBytes(spec.qlora.compute_dtype));
   }
 
   TrainingBytes Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes,

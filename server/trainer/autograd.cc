@@ -84,14 +84,15 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
 // act(gate) * up.
 struct GatedMulFunction : torch::autograd::Function<GatedMulFunction> {
   static Tensor forward(AutogradContext* ctx, kernels::Activation activation, const Tensor& gate, const Tensor& up,
-                        torch::ScalarType type, TrainingContext* context) {
+                        torch::ScalarType type, torch::ScalarType kept, TrainingContext* context) {
     Remember(ctx, "context", context);
     ctx->saved_data["activation"] = static_cast<std::int64_t>(activation);
     ctx->saved_data["type"] = static_cast<std::int64_t>(gate.scalar_type());
-    Tensor y = torch::empty(gate.sizes(), type);
+    const bool transient = type == torch::kFloat32 && kept != type;  // else the graph may keep y itself
+    Tensor y = transient ? context->transient.Empty(gate.sizes()) : torch::empty(gate.sizes(), type);
     ThrowIfError(kernels::GatedMul({.activation = activation, .gate = ViewOf(gate), .up = ViewOf(up), .y = ViewOf(y)},
                                    context->stream));
-    ctx->save_for_backward({gate.to(type), up.to(type)});
+    ctx->save_for_backward({gate.to(kept), up.to(kept)});
     return y;
   }
 
@@ -111,7 +112,7 @@ struct GatedMulFunction : torch::autograd::Function<GatedMulFunction> {
          .grad_gate = ViewOf(grad_gate),
          .grad_up = ViewOf(grad_up)},
         ContextOf(ctx).stream));
-    return {Tensor(), grad_gate, grad_up, Tensor(), Tensor()};
+    return {Tensor(), grad_gate, grad_up, Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -173,8 +174,9 @@ Tensor ApplyRope(const Tensor& x, std::int64_t num_heads, const std::int32_t* po
 }
 
 Tensor ApplyGatedMul(kernels::Activation activation, const Tensor& gate, const Tensor& up, TrainingContext& context,
-                     std::optional<torch::ScalarType> type) {
-  return GatedMulFunction::apply(activation, gate, up, type.value_or(gate.scalar_type()), &context);
+                     std::optional<torch::ScalarType> type, std::optional<torch::ScalarType> kept) {
+  const torch::ScalarType result = type.value_or(gate.scalar_type());
+  return GatedMulFunction::apply(activation, gate, up, result, kept.value_or(result), &context);
 }
 
 }  // namespace nibble::trainer

@@ -13,9 +13,10 @@
 
 namespace nibble::trainer {
 
-// Memory of f32 tensors that live only within a layer. A tensor's memory is reused as soon as nothing else refers to
-// it. If these tensors were allocated one by one between tensors that the graph keeps, they would leave unusable gaps
-// in the heap: in all layers together some 200 MiB at 4 x 256 tokens of SmolLM2-135M. One thread.
+// Memory of f32 tensors that live only within a layer, such as outputs of linears of which the graph keeps bf16 copies.
+// A tensor's memory is reused as soon as nothing else refers to it. If these tensors were allocated one by one between
+// tensors that the graph keeps, they would leave unusable gaps in the heap: in all layers together some 200 MiB at
+// 4 x 256 tokens of SmolLM2-135M. One thread.
 class TransientMemory {
  public:
   torch::Tensor Empty(torch::IntArrayRef sizes);
@@ -28,10 +29,16 @@ class TransientMemory {
 struct TrainingContext {
   kernels::Stream stream;
   TransientMemory transient = {};
-  torch::Tensor scratch;  // of BackwardType, as many elements as the largest linear
+  bool keeps_outputs = false;  // whether later nodes keep f32 outputs of linears until their backward pass
+  torch::Tensor scratch;       // of BackwardType, as many elements as the largest linear
   // Called before every linear, part of attention (segment_attention.h) and loss chunk: forward, recomputed and
   // backward. True ends the pass with StoppedError.
   base::Cancelled cancelled = {};
+
+  // Memory for an f32 output of a linear.
+  torch::Tensor Output(torch::IntArrayRef sizes) {
+    return keeps_outputs ? torch::empty(sizes, torch::kFloat32) : transient.Empty(sizes);
+  }
 };
 
 // The type of backward products. torch multiplies bf16 in plain loops on CPUs without AVX-512, some twenty times slower
@@ -50,9 +57,11 @@ std::pair<torch::Tensor, torch::Tensor> RmsNormGradients(const torch::Tensor& x,
 // Rotates in place: x must be a new tensor that nothing else reads.
 torch::Tensor ApplyRope(const torch::Tensor& x, std::int64_t num_heads, const std::int32_t* position, const float* cos,
                         const float* sin, std::int64_t table_positions, TrainingContext& context);
-// `type` as in ApplyRmsNorm.
+// `type`: of the result (default: gate's). `kept`: of the copies of gate and up that are kept for the backward pass
+// (default: the result's).
 torch::Tensor ApplyGatedMul(kernels::Activation activation, const torch::Tensor& gate, const torch::Tensor& up,
-                            TrainingContext& context, std::optional<torch::ScalarType> type = std::nullopt);
+                            TrainingContext& context, std::optional<torch::ScalarType> type = std::nullopt,
+                            std::optional<torch::ScalarType> kept = std::nullopt);
 // Rows of a product are padded to a multiple of this. For torch's bf16 products, oneDNN builds and keeps a primitive
 // for every new shape: ragged batches made new ones each step, slowly, and memory grew by some 25 MiB per step.
 inline constexpr std::int64_t kRowQuantum = 64;

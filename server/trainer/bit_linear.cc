@@ -41,7 +41,8 @@ struct BitLinearFunction : torch::autograd::Function<BitLinearFunction> {
     Remember(ctx, "options", options);
     ThrowIfCancelled(context->cancelled);
     const CodedRows rows = shared != nullptr ? *shared : QuantizeRows(x, *options, *context);
-    Tensor y = torch::empty(ShapeWith(x, master.size(0)), x.scalar_type());
+    Tensor y = x.scalar_type() == torch::kFloat32 ? context->Output(ShapeWith(x, master.size(0)))
+                                                  : torch::empty(ShapeWith(x, master.size(0)), x.scalar_type());
     ThrowIfError(kernels::MatmulTernary({.x = rows.view(),
                                          .w = weight->packed(),
                                          .bias = bias.has_value() ? bias->data_ptr<float>() : nullptr,
@@ -116,7 +117,7 @@ struct PartlyBitLinearFunction : torch::autograd::Function<PartlyBitLinearFuncti
     Remember(ctx, "options", options);
     Remember(ctx, "weight", weight);
     ThrowIfCancelled(context->cancelled);
-    const Tensor y = torch::empty(ShapeWith(x, master.size(0)), torch::kFloat32);
+    const Tensor y = context->Output(ShapeWith(x, master.size(0)));
     Tensor y_rows = AsRows(y);
     torch::mm_out(y_rows, Rows(x, QuantizeRows(x, *options, *context), share, *context),
                   Weight(master, weight->packed(), share, *context).t());

@@ -85,6 +85,8 @@ class CodedModel : public ExactModel {
                        const std::string& from = "");
   void MakeLayer(const model::Artifact& base, std::int64_t layer);
   const float* ServedVector(const Tensor& vector);
+  // Type of the values that the graph keeps for the backward pass; `type`: of the forward pass.
+  torch::ScalarType Kept(torch::ScalarType type) const { return options_.bf16_backward ? torch::kBFloat16 : type; }
   // Whether the embedding is the int8 head.
   bool TiedInt8() const { return int8_head_.has_value() && config_.tied_embeddings; }
   Tensor Embed(const std::vector<std::int32_t>& tokens);
@@ -137,7 +139,9 @@ class CodedOps {
     if (!std::all_of(readers.begin(), readers.end(), [&](auto k) { return model_.linears_->reads_codes(k); })) {
       return {ApplyRmsNorm(x, Weight(layer, norm), Eps(norm), model_.context_, model_.linears_->float_rows()), nullptr};
     }
-    return NormCodedInput(x, Weight(layer, norm), Eps(norm), model_.linears_->rows(), model_.context_);
+    // Several norms before single linears keep the same x, which their copies would exceed.
+    const torch::ScalarType kept = norm < Norm::kBeforeQ ? model_.Kept(x.scalar_type()) : x.scalar_type();
+    return NormCodedInput(x, Weight(layer, norm), Eps(norm), model_.linears_->rows(), model_.context_, kept);
   }
   Input PlainInput(Tensor x, std::int64_t, LinearKind) { return {std::move(x), nullptr}; }
   Tensor Linear(const Input& input, std::int64_t layer, LinearKind kind) {
@@ -155,10 +159,11 @@ class CodedOps {
   }
   Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t) {
     return ApplySegmentAttention(q, k, v, segments_, model_.config_.num_heads, model_.config_.num_kv_heads,
-                                 model_.context_, TypeBefore(LinearKind::kO));
+                                 model_.context_, TypeBefore(LinearKind::kO), model_.Kept(TypeBefore(LinearKind::kO)));
   }
   Tensor Gated(const Tensor& gate, const Tensor& up) {
-    return ApplyGatedMul(model_.config_.activation, gate, up, model_.context_, TypeBefore(LinearKind::kDown));
+    return ApplyGatedMul(model_.config_.activation, gate, up, model_.context_, TypeBefore(LinearKind::kDown),
+                         model_.Kept(TypeBefore(LinearKind::kDown)));
   }
   Tensor Add(const Tensor& h, const Tensor& y) { return h + y; }
   Tensor FinalNorm(const Tensor& h) {
@@ -190,6 +195,7 @@ CodedModel::CodedModel(const model::Artifact& base, const model::ModelConfig& co
     : config_(config), options_(options), linears_(std::move(linears)) {
   context_.stream = stream;
   context_.cancelled = options.cancelled;
+  context_.keeps_outputs = Kept(torch::kFloat32) == torch::kFloat32 || config.qk_norm;
   MakeRopeTable();
   if (options.adapter.has_value()) {
     for (const model::TensorSpec& tensor : model::SavedTensors(config, options.adapter->adapter))
@@ -258,6 +264,7 @@ void CodedModel::ReleaseGradients() {
   for (Parameter& parameter : parameters_) parameter.grad = {};
   EndServing();
   context_.scratch.reset();
+  context_.transient = {};
 }
 
 absl::Status CodedModel::ForEachTrainingLogits(std::span<const std::int32_t> tokens, const VisitLogits& visit) {

@@ -32,7 +32,8 @@ CodedRows MakeRows(std::int64_t rows, std::int64_t cols, const CodedRowOptions& 
 
 struct NormRowsFunction : torch::autograd::Function<NormRowsFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, double eps,
-                        const CodedRowOptions* options, TrainingContext* context, CodedRows* rows) {
+                        const CodedRowOptions* options, torch::ScalarType kept, TrainingContext* context,
+                        CodedRows* rows) {
     Remember(ctx, "context", context);
     Remember(ctx, "options", options);
     *rows = MakeRows(NumRows(x), x.size(-1), *options);
@@ -46,10 +47,11 @@ struct NormRowsFunction : torch::autograd::Function<NormRowsFunction> {
                                            .rstd = rstd.data_ptr<float>()},
                                           context->stream));
     ctx->saved_data["eps"] = eps;
+    ctx->saved_data["type"] = static_cast<std::int64_t>(x.scalar_type());
     if (ScaleHasGradient(*options)) {
       ctx->save_for_backward({x, weight, rstd, rows->codes, rows->scale});
     } else {
-      ctx->save_for_backward({x, weight, rstd});
+      ctx->save_for_backward({x.to(kept), weight, rstd});
     }
     // This tensor only connects the graph. All its elements are one number in memory (strides of 0), because the values
     // of the rows are in the codes.
@@ -76,8 +78,9 @@ struct NormRowsFunction : torch::autograd::Function<NormRowsFunction> {
                                     context.stream));
       AddScaleGradient(normed, {saved[3], saved[4], x.size(-1)}, options, g, context);
     }
-    const auto [grad_x, grad_weight] = RmsNormGradients(x, weight, rstd, g, context);
-    return {grad_x, grad_weight, Tensor(), Tensor(), Tensor(), Tensor()};
+    const auto type = static_cast<torch::ScalarType>(ctx->saved_data["type"].toInt());
+    const auto [grad_x, grad_weight] = RmsNormGradients(x, weight, rstd, g, context, type);
+    return {grad_x, grad_weight, Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -146,9 +149,10 @@ Tensor CodedRows::Values(const kernels::Stream& stream) const {
 }
 
 CodedInput NormCodedInput(const Tensor& x, const Tensor& weight, double eps, const CodedRowOptions& options,
-                          TrainingContext& context) {
+                          TrainingContext& context, std::optional<torch::ScalarType> kept) {
   auto rows = std::make_shared<CodedRows>();
-  Tensor carrier = NormRowsFunction::apply(x, weight, eps, &options, &context, rows.get());
+  const torch::ScalarType type = kept.value_or(x.scalar_type());
+  Tensor carrier = NormRowsFunction::apply(x, weight, eps, &options, type, &context, rows.get());
   return {std::move(carrier), std::move(rows)};
 }
 

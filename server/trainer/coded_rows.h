@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "kernels/formats/int8.h"
@@ -45,10 +46,11 @@ CodedRows QuantizeRows(const torch::Tensor& x, const CodedRowOptions& options, c
 // `input`, with rows made of x if it has none: so a node keeps the rows and not x.
 CodedInput WithRows(const CodedInput& input, const CodedRowOptions& options, const TrainingContext& context);
 
-// rms_norm and quantizer in one node, for all linears that follow. Keeps x and one number per row; if the rows' scale
-// has a gradient, also the rows.
+// rms_norm and quantizer in one node, for all linears that follow. Keeps x in `kept` (default: x's type) and one number
+// per row; if the rows' scale has a gradient, x as it is and also the rows.
 CodedInput NormCodedInput(const torch::Tensor& x, const torch::Tensor& weight, double eps,
-                          const CodedRowOptions& options, TrainingContext& context);
+                          const CodedRowOptions& options, TrainingContext& context,
+                          std::optional<torch::ScalarType> kept = std::nullopt);
 
 // Whether a gradient flows through the rows' scale. Otherwise the gradient of the rows passes straight through: a scale
 // that is made from a row's own maximum clips nothing.

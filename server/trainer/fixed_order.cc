@@ -158,7 +158,7 @@ struct DenseLinearFunction : torch::autograd::Function<DenseLinearFunction> {
     ThrowIfCancelled(context->cancelled);
     Remember(ctx, "context", context);
     Remember(ctx, "weight", weight);
-    Tensor y = torch::empty({x.size(0), master.size(0)}, torch::kFloat32);
+    Tensor y = context->Output({x.size(0), master.size(0)});
     ThrowIfError(kernels::MatmulDense({.x = ViewOf(x),
                                        .w = weight->packed(),
                                        .bias = bias.has_value() ? bias->data_ptr<float>() : nullptr,

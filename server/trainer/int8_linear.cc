@@ -64,9 +64,7 @@ struct Int8LinearFunction : torch::autograd::Function<Int8LinearFunction> {
     Remember(ctx, "options", options);
     Remember(ctx, "weight", weight);
     ctx->saved_data["draw"] = draw;
-    // In a model whose linears read rows, later nodes keep y itself until their backward pass, so y is not transient.
-    const Tensor y = shared != nullptr ? torch::empty({NumRows(x), master.size(0)}, torch::kFloat32)
-                                       : context->transient.Empty({NumRows(x), master.size(0)});
+    const Tensor y = context->Output({NumRows(x), master.size(0)});
     if (!options->forward) {
       ThrowIfError(kernels::MatmulLibrary(
           {.x = ViewOf(x), .w = ViewOf(WeightIn(*weight, x.scalar_type())), .y = ViewOf(y)}, context->stream));
@@ -149,7 +147,8 @@ void Int8Weight::Quantize(const Int8LinearOptions& options, bool bf16, const ker
   const torch::NoGradGuard no_grad;
   if (options.forward && !options.stochastic_forward) QuantizeForward(options, 0, stream);
   if (options.grad_input) {
-    transposed = PackInt8Transposed(master.detach(), {.per_tensor = options.weight_per_tensor}, stream);
+    const kernels::QuantizeOptions how = {.per_tensor = options.weight_per_tensor};
+    transposed = PackInt8Transposed(master.detach(), how, stream, std::move(transposed));
   }
   if (bf16 && (!options.forward || !options.grad_input)) rounded = master.detach().to(torch::kBFloat16);
 }
@@ -158,7 +157,7 @@ void Int8Weight::QuantizeForward(const Int8LinearOptions& options, std::uint64_t
   kernels::QuantizeOptions how;
   how.per_tensor = options.weight_per_tensor;
   how.stochastic = Draws(options.stochastic_forward, options, *this, draw, Operand::kWeight);
-  packed = PackInt8Rows(master.detach(), how, stream);
+  packed = PackInt8Rows(master.detach(), how, stream, std::move(packed));
 }
 
 Tensor ApplyInt8Linear(const CodedInput& input, const Int8Weight& weight, const Int8LinearOptions& options,

@@ -23,7 +23,7 @@ struct Int8QtLinearFunction : torch::autograd::Function<Int8QtLinearFunction> {
     ThrowIfCancelled(context->cancelled);
     Remember(ctx, "context", context);
     Remember(ctx, "weight", weight);
-    const Tensor y = torch::empty({NumRows(x), weight->codes.size(0)}, torch::kFloat32);
+    const Tensor y = context->Output({NumRows(x), weight->codes.size(0)});
     const kernels::PackedInt8Weight packed = weight->Pack(*panels, context->stream);
     if (rows == nullptr) {
       ThrowIfError(kernels::MatmulInt8Weight({.x = ViewOf(x), .w = packed, .y = ViewOf(y)}, context->stream));

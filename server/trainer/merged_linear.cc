@@ -4,6 +4,8 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <utility>
+
 #include "kernels/ops/matmul/matmul_dense.h"
 #include "kernels/ops/matmul/matmul_int8.h"
 #include "kernels/ops/quantize/dequantize_nf4.h"
@@ -22,7 +24,7 @@ Tensor Forward(AutogradContext* ctx, const Tensor& x, const CodedRows& rows, con
   ThrowIfCancelled(context->cancelled);
   Remember(ctx, "context", context);
   Remember(ctx, "weight", weight);
-  const Tensor y = torch::empty({NumRows(x), weight->base.rows}, torch::kFloat32);
+  const Tensor y = context->Output({NumRows(x), weight->base.rows});
   ThrowIfError(kernels::MatmulInt8({.x = rows.view(), .w = weight->merged.view(), .y = ViewOf(y)}, context->stream));
   return y;
 }
@@ -96,7 +98,7 @@ void MergedWeight::Merge(MergeScratch& scratch, const kernels::Stream& stream) {
     ThrowIfError(kernels::MatmulDense({.x = ViewOf(lora_b.detach()), .w = a, .y = ViewOf(delta)}, stream));
     values.add_(delta.mul_(static_cast<float>(scaling)));
   }
-  merged = PackInt8Rows(values, {}, stream);
+  merged = PackInt8Rows(values, {}, stream, std::move(merged));
 }
 
 Tensor ApplyMergedLinear(const CodedInput& input, const MergedWeight& weight, TrainingContext& context) {

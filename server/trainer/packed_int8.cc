@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/dtype.h"
 #include "kernels/ops/quantize/quantize_int8.h"
@@ -24,16 +25,22 @@ PackedInt8 PackedInt8::Empty(std::int64_t rows, std::int64_t cols) {
           torch::empty({kernels::RoundUp(rows, kernels::kInt8TileRows)}, torch::kInt32), rows, cols};
 }
 
+PackedInt8 PackedInt8::Reuse(PackedInt8 reused, std::int64_t rows, std::int64_t cols) {
+  if (reused.tiles.defined() && reused.rows == rows && reused.cols == cols) return reused;
+  return Empty(rows, cols);
+}
+
 kernels::PackedInt8Weight PackedInt8::view() const {
   return {tiles.data_ptr<std::int8_t>(), scale.data_ptr<float>(), row_sum.data_ptr<std::int32_t>(), rows, cols,
           kernels::Int8PaddedK(cols)};
 }
 
-PackedInt8 PackInt8Rows(const Tensor& w, const kernels::QuantizeOptions& how, const kernels::Stream& stream) {
+PackedInt8 PackInt8Rows(const Tensor& w, const kernels::QuantizeOptions& how, const kernels::Stream& stream,
+                        PackedInt8 reused) {
   const std::int64_t n = w.size(0);
   const std::int64_t k = w.size(1);
   const std::int64_t stride = kernels::Int8PaddedK(k);
-  PackedInt8 packed = PackedInt8::Empty(n, k);
+  PackedInt8 packed = PackedInt8::Reuse(std::move(reused), n, k);
   const Tensor padded = torch::empty({n, stride}, torch::kInt8);
   kernels::QuantizedRows rows;
   rows.codes = padded.data_ptr<std::int8_t>();
@@ -48,8 +55,9 @@ PackedInt8 PackInt8Rows(const Tensor& w, const kernels::QuantizeOptions& how, co
   return packed;
 }
 
-PackedInt8 PackInt8Transposed(const Tensor& x, const kernels::QuantizeOptions& how, const kernels::Stream& stream) {
-  PackedInt8 packed = PackedInt8::Empty(x.size(1), x.size(0));
+PackedInt8 PackInt8Transposed(const Tensor& x, const kernels::QuantizeOptions& how, const kernels::Stream& stream,
+                              PackedInt8 reused) {
+  PackedInt8 packed = PackedInt8::Reuse(std::move(reused), x.size(1), x.size(0));
   ThrowIfError(kernels::QuantizeInt8Transposed({.x = ViewOf(x),
                                                 .scale = packed.scale.data_ptr<float>(),
                                                 .tiles = packed.tiles.data_ptr<std::int8_t>(),

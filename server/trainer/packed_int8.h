@@ -17,14 +17,18 @@ struct PackedInt8 {
   std::int64_t cols = 0;  // K
 
   static PackedInt8 Empty(std::int64_t rows, std::int64_t cols);
+  // `reused` if it has that size, else Empty.
+  static PackedInt8 Reuse(PackedInt8 reused, std::int64_t rows, std::int64_t cols);
   kernels::PackedInt8Weight view() const;
 };
 
-// Quantizes w [N, K], f32 or bf16. Throws the kernel's error, here and below.
-PackedInt8 PackInt8Rows(const torch::Tensor& w, const kernels::QuantizeOptions& how, const kernels::Stream& stream);
-// Quantizes the transpose of x [K, N], in one pass.
+// Quantizes w [N, K], f32 or bf16. Overwrites and returns `reused` if it has that size: new memory for every weight at
+// every step would leave holes in the heap. Throws the kernel's error, here and below.
+PackedInt8 PackInt8Rows(const torch::Tensor& w, const kernels::QuantizeOptions& how, const kernels::Stream& stream,
+                        PackedInt8 reused = {});
+// Quantizes the transpose of x [K, N], in one pass. `reused` as above.
 PackedInt8 PackInt8Transposed(const torch::Tensor& x, const kernels::QuantizeOptions& how,
-                              const kernels::Stream& stream);
+                              const kernels::Stream& stream, PackedInt8 reused = {});
 
 // Packs codes [N, K], row-major, into tiles and row_sum of the sizes above.
 void PackInt8Codes(const std::int8_t* codes, std::int64_t n, std::int64_t k, std::int8_t* tiles, std::int32_t* row_sum,

@@ -82,7 +82,7 @@ std::pair<Tensor, Tensor> Attend(const Tensor& q, const Tensor& k, const Tensor&
 struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                         const PagedSegments* segments, std::int64_t num_heads, std::int64_t num_kv_heads,
-                        torch::ScalarType type, TrainingContext* context) {
+                        torch::ScalarType type, torch::ScalarType kept, TrainingContext* context) {
     Remember(ctx, "segments", segments);
     Remember(ctx, "context", context);
     ctx->saved_data["heads"] = num_heads;
@@ -91,10 +91,10 @@ struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunc
         Attend(q, k, v, *segments, {num_kv_heads, num_heads / num_kv_heads, q.size(1) / num_heads}, type, *context);
     // A gradient goes straight through the rounding to the cache's type.
     const torch::ScalarType cached = ToTorch(segments->cache().dtype);
-    if (type == torch::kFloat32 && cached != type) {
+    if (kept == torch::kFloat32 && cached != kept) {
       ctx->save_for_backward({q, k.to(cached), v.to(cached)});
     } else {
-      ctx->save_for_backward({q.to(type), k.to(type), v.to(type), out, logsumexp});
+      ctx->save_for_backward({q.to(kept), k.to(kept), v.to(kept), out.to(kept), logsumexp});
     }
     return out;
   }
@@ -139,7 +139,7 @@ struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunc
                                                .grad_v = kv(grad_v)},
                                               context.stream));
     });
-    return {grad_q, grad_k, grad_v, Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {grad_q, grad_k, grad_v, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -184,9 +184,9 @@ kernels::KvRows PagedSegments::Rows(std::int64_t begin, std::int64_t count) cons
 
 Tensor ApplySegmentAttention(const Tensor& q, const Tensor& k, const Tensor& v, const PagedSegments& segments,
                              std::int64_t num_heads, std::int64_t num_kv_heads, TrainingContext& context,
-                             torch::ScalarType type) {
+                             torch::ScalarType type, std::optional<torch::ScalarType> kept) {
   return SegmentAttentionFunction::apply(q.contiguous(), k.contiguous(), v.contiguous(), &segments, num_heads,
-                                         num_kv_heads, type, &context);
+                                         num_kv_heads, type, kept.value_or(type), &context);
 }
 
 }  // namespace nibble::trainer

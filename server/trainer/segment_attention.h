@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -43,15 +44,17 @@ class PagedSegments {
 //   k, v      [T, KV*d]  f32; query head h reads KV head h / (H / KV)
 //   segments  T or fewer tokens; must outlive the graph
 //   type      of the result: f32 | bf16
+//   kept      type of what the graph keeps: f32 | bf16; default: the result's
 //   result    [T, H*d]   0 for tokens past the last segment, which get no gradient
-// The graph keeps q, k and v in the result's type, the result by reference and one f32 per query head and token. If the
-// result is f32 and the cache bf16, the graph keeps only q in f32 and k and v as cached, and the backward pass
-// recomputes the rest. A segment's bits do not depend on the others. Throws StoppedError (TrainingContext::cancelled,
-// called for each kForwardRows rows; in the backward pass, once for each group of whole segments with at most
-// kForwardRows rows, and for each KV head of a longer segment).
+// The graph keeps q, k, v and the result in `kept`, and one f32 per query head and token. If `kept` is f32 and the
+// cache bf16, it keeps only q in f32 and k and v as cached, and the backward pass recomputes the rest. A segment's bits
+// do not depend on the others. Throws StoppedError (TrainingContext::cancelled, called for each kForwardRows rows; in
+// the backward pass, once for each group of whole segments with at most kForwardRows rows, and for each KV head of a
+// longer segment).
 torch::Tensor ApplySegmentAttention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                                     const PagedSegments& segments, std::int64_t num_heads, std::int64_t num_kv_heads,
-                                    TrainingContext& context, torch::ScalarType type);
+                                    TrainingContext& context, torch::ScalarType type,
+                                    std::optional<torch::ScalarType> kept = std::nullopt);
 
 // Rows between two calls of `cancelled`: they take some seconds at 16k tokens of a model with 8 billion parameters.
 inline constexpr std::int64_t kForwardRows = 1024;

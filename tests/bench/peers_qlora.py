@@ -3,8 +3,8 @@
 
 usage: peers_qlora.py MODEL.gguf [--bin build/release/bin] [--steps 8] [--turns 2] [--json OUT.json]
 Needs torch, transformers, peft, bitsandbytes. The two take turns, ours first; tokens/s are medians over the steps after
-the second, peak memory is VmHWM of the training process. Checks that the losses of both are finite, and that our last
-loss is at most 5 % above our first one.
+the second, peak memory is VmHWM of our trainer, and of the peer from its first step on, when its model stands. Checks
+that the losses of both are finite, and that our last loss is at most 5 % above our first one.
 """
 import argparse
 import json
@@ -18,12 +18,11 @@ import tempfile
 from nibbled import cpu_name, serve, train, write_prose
 
 PEER = """
-import json, resource, sys, time, torch, bitsandbytes as bnb
+import torch, bitsandbytes as bnb
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 torch.set_num_threads(2)
 torch.manual_seed(0)
-steps = int(sys.argv[1])
 model = LlamaForCausalLM(LlamaConfig(hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
     intermediate_size=1536, vocab_size=49152, tie_word_embeddings=True, max_position_embeddings=2048)).to(torch.bfloat16)
 for layer in model.model.layers:
@@ -37,10 +36,16 @@ for layer in model.model.layers:
             setattr(block, name, packed.to("cpu"))
 model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj",
                                                                                "up_proj", "down_proj"]))
+vocabulary = 49152
+"""
+# Runs after a peer's script, which leaves `model` and `vocabulary`.
+TRAIN = """
+import json, sys, time
+open("/proc/self/clear_refs", "w").write("5")
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-ids = torch.randint(0, 49152, (4, 256))
+ids = torch.randint(0, vocabulary, (4, 256))
 rates, losses = [], []
-for _ in range(steps):
+for _ in range(int(sys.argv[1])):
     began = time.perf_counter()
     loss = model(input_ids=ids, labels=ids).loss
     loss.backward()
@@ -48,7 +53,8 @@ for _ in range(steps):
     optimizer.zero_grad()
     rates.append(1024 / (time.perf_counter() - began))
     losses.append(loss.item())
-print(json.dumps({"rates": rates, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "losses": losses}))
+peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(json.dumps({"rates": rates, "peak": peak, "losses": losses}))
 """
 
 
@@ -58,23 +64,27 @@ def ours(nibble, output, steps):
             "losses": [step["loss"] for step in step_events]}
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("gguf")
+def parse(description, turns):
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("build/release/bin"))
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=turns)
     parser.add_argument("--json", type=pathlib.Path)
-    args = parser.parse_args()
+    return parser
+
+
+def race(args, import_base, peer, name):
+    """import_base(nibble, directory) imports the model "base". `peer`: a script that makes `model` and `vocabulary`."""
     result = {"cpu": cpu_name(), "ours": [], "peer": []}
     with tempfile.TemporaryDirectory() as directory:
         directory = pathlib.Path(directory)
         with serve(args.bin, directory / "state") as nibble:
-            nibble("models", "import", args.gguf, "--name", "base", "--dtype", "bf16")
             nibble("datasets", "upload", write_prose(directory / "prose.jsonl"), "--name", "prose")
+            import_base(nibble, directory)
             for turn in range(args.turns):
                 result["ours"].append(ours(nibble, f"turn{turn}", args.steps))
-                output = subprocess.run([sys.executable, "-c", PEER, str(args.steps)], check=True, capture_output=True, text=True, cwd=directory).stdout
+                output = subprocess.run([sys.executable, "-c", peer + TRAIN, str(args.steps)], check=True, capture_output=True, text=True,
+                                        cwd=directory).stdout
                 result["peer"].append(json.loads(output.splitlines()[-1]))
     for side in ("ours", "peer"):
         for turn in result[side]:
@@ -85,9 +95,16 @@ def main():
         print(f"{side}: {result[side + '_tokens_per_s']:.0f} tokens/s (median of {len(rates)}, {min(rates):.0f}-{max(rates):.0f}), "
               f"peak {result[side + '_peak_bytes'] / 2**20:.0f} MiB")
     print(f"{result['cpu']}: {result['ours_tokens_per_s'] / result['peer_tokens_per_s']:.2f}x the tokens/s at "
-          f"{result['ours_peak_bytes'] / result['peer_peak_bytes']:.2f} of the peak memory of PEFT + bitsandbytes")
+          f"{result['ours_peak_bytes'] / result['peer_peak_bytes']:.2f} of the peak memory of {name}")
     if args.json:
         args.json.write_text(json.dumps(result, indent=1))
+
+
+def main():
+    parser = parse(__doc__, turns=2)
+    parser.add_argument("gguf")
+    args = parser.parse_args()
+    race(args, lambda nibble, _: nibble("models", "import", args.gguf, "--name", "base", "--dtype", "bf16"), PEER, "PEFT + bitsandbytes")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ def quantize(x, s, top, ste, scale_grad):
 
 class BitLinear(torch.nn.Linear):
     share = 1.0  # quantized share of rows and weights of all linears, in the current step
+    product = staticmethod(torch.nn.functional.linear)
 
     def __init__(self, linear, ste, scale_grad, bits, norm):
         super().__init__(linear.in_features, linear.out_features, bias=False)
@@ -46,7 +47,7 @@ class BitLinear(torch.nn.Linear):
             x = self.rms_norm(x)
         rows = quantize(x, x.abs().amax(-1, keepdim=True).clamp_min(1e-5) / self.top, self.top, self.ste, self.scale_grad)
         weight = quantize(self.weight, self.weight.abs().mean().clamp_min(1e-5), 1, self.ste, self.scale_grad)
-        return torch.nn.functional.linear(self.partly(x, rows), self.partly(self.weight, weight), self.bias)
+        return self.product(self.partly(x, rows), self.partly(self.weight, weight), self.bias)
 
     def partly(self, x, quantized):
         return quantized if self.share == 1 else x + self.share * (quantized - x)
@@ -95,14 +96,14 @@ def start_of(model, tensors):
     return state
 
 
-def loss_of(model, ids):
-    """Mean loss over the tokens of all rows. Embedding and head are rounded to bf16, as in serving."""
+def loss_of(model, ids, skipped=0):
+    """Mean loss over the tokens of all rows, without the first `skipped` of each. Embedding and head are rounded to bf16, as in serving."""
     loss, table = 0, to_bf16(model.model.embed_tokens.weight)
     for row in ids:
         hidden = model.model(inputs_embeds=torch.nn.functional.embedding(torch.tensor([row]), table)).last_hidden_state
         logits = torch.nn.functional.linear(hidden, table)
-        loss = loss + torch.nn.functional.cross_entropy(logits[0, :-1], torch.tensor(row[1:]), reduction="sum")
-    return loss / sum(len(row) - 1 for row in ids)
+        loss = loss + torch.nn.functional.cross_entropy(logits[0, skipped:-1], torch.tensor(row[1 + skipped:]), reduction="sum")
+    return loss / sum(len(row) - 1 - skipped for row in ids)
 
 
 def reference(model, ids, lr, ramp):

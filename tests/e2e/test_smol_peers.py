@@ -1,6 +1,7 @@
-"""Trains the first four layers of SmolLM2 beside the packages that users have: the same weights, rows, order and
-optimizer, 50 steps of 2 x 64 tokens, in fp32 outside the quantized products. A method without random draws must have the
-package's first twenty losses; one with random draws, the mean of eight seeds. Prints all figures (-s)."""
+"""Trains SmolLM2 beside the packages that users have: the same weights, rows, order and optimizer, 2 x 64 tokens a step.
+Every case trains the first four layers for 50 steps, in fp32 and in bf16 outside the quantized products; one case of each
+method trains the whole model. A method without random draws must have the package's first twenty losses; one with random
+draws, the mean of eight seeds. Prints all figures (-s)."""
 import json
 import math
 import pathlib
@@ -34,23 +35,33 @@ BOUND = 1e-3
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    """A server with the cut model ("base") and its nf4 form ("nf4"), two rows of 64 tokens, and the model's directory."""
-    path = tmp_path_factory.mktemp("smol")
+    yield from serve(tmp_path_factory.mktemp("four"), LAYERS)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    yield from serve(tmp_path_factory.mktemp("whole"), None)
+
+
+def serve(path, layers):
+    """A server with the model, cut to its first layers unless None ("base"), and its nf4 form ("nf4"), two rows of 64
+    tokens, and the model's directory."""
     server = Server(path / "state").start()
-    server.run("models", "import", gguf_path(), "--name", "whole", "--dtype", "f32")
-    server.run("models", "export", "whole", "--format", "hf", "--out", path / "whole")
-    cut = path / "four"
+    server.run("models", "import", gguf_path(), "--name", "smollm2", "--dtype", "f32")
+    server.run("models", "export", "smollm2", "--format", "hf", "--out", path / "smollm2")
+    config = json.loads((path / "smollm2/config.json").read_text())
+    layers = layers or config["num_hidden_layers"]
+    cut = path / "cut"
     cut.mkdir()
     tensors = {}
-    for file in (path / "whole").glob("*.safetensors"):
+    for file in (path / "smollm2").glob("*.safetensors"):
         tensors.update({name: value for name, value in load_file(file).items()
-                        if ".layers." not in name or int(name.split(".layers.")[1].split(".")[0]) < LAYERS})
+                        if ".layers." not in name or int(name.split(".layers.")[1].split(".")[0]) < layers})
     save_file(tensors, cut / "model.safetensors", {"format": "pt"})
-    for file in (path / "whole").glob("*.json"):
+    for file in (path / "smollm2").glob("*.json"):
         if "index" not in file.name:
             (cut / file.name).write_bytes(file.read_bytes())
-    config = json.loads((cut / "config.json").read_text())
-    (cut / "config.json").write_text(json.dumps({**config, "num_hidden_layers": LAYERS}))
+    (cut / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
     server.run("models", "import", cut, "--name", "base", "--dtype", "f32")
     server.run("models", "convert", "base", "--to", "nf4", "--name", "nf4")
     text = pathlib.Path("/usr/share/common-licenses/GPL-3").read_text()
@@ -64,45 +75,48 @@ def four(tmp_path_factory):
         ids.append(server.json("tokenize", "base", "--text", rows[-1])["token_ids"] + [config["eos_token_id"]])
     (path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
     server.run("datasets", "upload", path / "rows.jsonl", "--name", "rows")
-    yield SimpleNamespace(server=server, path=path, cut=cut, ids=ids)
+    yield SimpleNamespace(server=server, path=path, directory=cut, ids=ids)
     server.stop()
 
 
-def train(four, name, method, base="base", lr=1e-4, optimizer="adamw", seed=0, steps=STEPS, **options):
-    spec = {"base_model": base, "train_dataset": "rows", method: {"compute_dtype": "COMPUTE_DTYPE_F32", **options},
+def train(bench, name, method, base="base", lr=1e-4, optimizer="adamw", seed=0, steps=STEPS, compute="F32", **options):
+    spec = {"base_model": base, "train_dataset": "rows", method: {"compute_dtype": f"COMPUTE_DTYPE_{compute}", **options},
             "data": {"max_seq_len": SEQ, "packing": "PACKING_MODE_NONE"},
             "optim": {"optimizer": f"OPTIMIZER_{optimizer.upper()}", "lr": lr, "max_grad_norm": 0, "schedule": "LR_SCHEDULE_CONSTANT",
                       "warmup_steps": 0},
             "run": {"max_steps": steps, "micro_batch": 1, "grad_accum": 2, "save_every": 0, "seed": seed},
             "publish": {"output_model": name}}
-    file = four.path / f"{name}.json"
+    file = bench.path / f"{name}.json"
     file.write_text(json.dumps(spec))
-    events = four.server.lines("jobs", "create", "--spec", file, "--watch", timeout=1200)
-    four.server.run("models", "delete", name)
+    events = bench.server.lines("jobs", "create", "--spec", file, "--watch", timeout=1200)
+    bench.server.run("models", "delete", name)
     return [event["loss"] for event in events if event.get("type") == "step"]
 
 
-def load(four, tensors=None, attention="eager"):
-    model = transformers.AutoModelForCausalLM.from_pretrained(four.cut, dtype=torch.float32, attn_implementation=attention)
+def load(bench, tensors=None, attention="eager"):
+    model = transformers.AutoModelForCausalLM.from_pretrained(bench.directory, dtype=torch.float32, attn_implementation=attention)
     if tensors is not None:
         state = {name: torch.from_numpy(value.copy()) for name, value in tensors.items()}
         model.load_state_dict({**state, "lm_head.weight": state["model.embed_tokens.weight"]}, strict=True)
     return model
 
 
-def loss_of(model, ids):
+def loss_of(model, ids, skipped=0):
+    """Mean loss over the predicted tokens of all rows, without the first `skipped` of each row."""
     loss = 0
     for row in ids:
-        logits = model(torch.tensor([row])).logits[0, :-1]
-        loss = loss + torch.nn.functional.cross_entropy(logits.float(), torch.tensor(row[1:]), reduction="sum")
-    return loss / sum(len(row) - 1 for row in ids)
+        logits = model(torch.tensor([row])).logits[0, skipped:-1]
+        loss = loss + torch.nn.functional.cross_entropy(logits.float(), torch.tensor(row[1 + skipped:]), reduction="sum")
+    return loss / sum(len(row) - 1 - skipped for row in ids)
 
 
-def losses_of(model, optimizer, ids, steps=STEPS):
+def losses_of(model, optimizer, ids, steps=STEPS, compute="F32", skipped=0):
+    """compute BF16: torch's autocast, unless the model has a loss of its own."""
     seen = []
-    of_rows = getattr(model, "loss_of_rows", loss_of)
+    own = getattr(model, "loss_of_rows", None)
     for _ in range(steps):
-        loss = of_rows(model, ids)
+        with torch.autocast("cpu", torch.bfloat16, enabled=compute == "BF16" and not own):
+            loss = (own or loss_of)(model, ids, skipped)
         optimizer.zero_grad()
         loss.backward()
         seen.append(loss.item())
@@ -118,9 +132,9 @@ def worst(ours, theirs, steps=COMPARED):
     return max(abs(a - b) / b for a, b in zip(ours[:steps], theirs[:steps], strict=True))
 
 
-def with_adapter(model, **options):
+def with_adapter(model, alpha=ALPHA, **options):
     """PEFT's model with the trainer's initial values."""
-    model = peft.get_peft_model(model, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=LINEARS, lora_dropout=0.0, **options))
+    model = peft.get_peft_model(model, peft.LoraConfig(r=RANK, lora_alpha=alpha, target_modules=LINEARS, lora_dropout=0.0, **options))
     for name, parameter in model.named_parameters():
         if "lora_A" not in name:
             continue
@@ -132,87 +146,137 @@ def with_adapter(model, **options):
     return model
 
 
-def full(four, lr):
-    return train(four, "full", "full", lr=lr), lambda: load(four), adamw
+# Each of the following returns the losses of a job, how the package makes its model and its optimizer, and perhaps how it
+# makes a model with another scale or rounding.
 
 
-def full_8bit(four, lr):
+def full(bench, **options):
+    return train(bench, "full", "full", **options), lambda: load(bench), adamw
+
+
+def full_8bit(bench, lr):
     def optimizer(model, lr):
         return bitsandbytes.optim.AdamW8bit(model.parameters(), lr=lr, weight_decay=0.0)
-    return train(four, "full-8bit", "full", lr=lr, optimizer="adamw_8bit"), lambda: load(four), optimizer
+    return train(bench, "full-8bit", "full", lr=lr, optimizer="adamw_8bit"), lambda: load(bench), optimizer
 
 
-def lora(four, lr, **options):
-    ours = train(four, "lora", "lora", lr=lr, r=RANK, alpha=ALPHA, seed=SEED, **options)
-    return ours, lambda: with_adapter(load(four), **options), adamw
+def lora(bench, adapter, **options):
+    ours = train(bench, "lora", "lora", r=RANK, alpha=ALPHA, seed=SEED, **adapter, **options)
+    return ours, lambda: with_adapter(load(bench), **adapter), adamw, lambda: with_adapter(load(bench), alpha=1.1 * ALPHA, **adapter)
 
 
-def lora_saved(four, lr):
+def lora_saved(bench, **options):
     """The embedding, which is the head too, and all norms are trained beside the adapter."""
     saved = {"modules_to_save": ["embed_tokens", "norm"]}
-    ours = train(four, "lora-saved", "lora", lr=lr, r=RANK, alpha=ALPHA, seed=SEED, **saved)
-    return ours, lambda: with_adapter(load(four), **saved, ensure_weight_tying=True), adamw
+    ours = train(bench, "lora-saved", "lora", r=RANK, alpha=ALPHA, seed=SEED, **saved, **options)
+    return ours, lambda: with_adapter(load(bench), **saved, ensure_weight_tying=True), adamw
 
 
-def qlora(four, lr, **options):
-    ours = train(four, "qlora", "qlora", base="nf4", lr=lr, r=RANK, alpha=ALPHA, seed=SEED, **options)
-    tensors = dequantized(four.server.state / "models/nf4")
-    return ours, lambda: with_adapter(load(four, tensors), **options), adamw
+def qlora(bench, adapter, **options):
+    ours = train(bench, "qlora", "qlora", base="nf4", r=RANK, alpha=ALPHA, seed=SEED, **adapter, **options)
+    tensors = dequantized(bench.server.state / "models/nf4")
+
+    def model(alpha=ALPHA):
+        return with_adapter(load(bench, tensors), alpha, **adapter)
+    return ours, model, adamw, lambda: model(1.1 * ALPHA)
 
 
-def int8_mixed(four, lr):
+def int8_mixed(bench, **options):
     def quantized():
-        model = load(four)
+        model = load(bench)
         torchao.quantize_(model.model, training.int8_mixed_precision_training(module_swap=True))
         return model
-    return train(four, "mixed", "int8_mixed", lr=lr, preset="torchao"), quantized, adamw
+    return train(bench, "mixed", "int8_mixed", preset="torchao", **options), quantized, adamw
 
 
-def bitnet_qat(four, lr):
-    def with_bit_linears():
-        model = load(four, attention="rounded")
+class BackwardInBf16(torch.autograd.Function):
+    """The product of a linear layer whose backward products have operands in bf16."""
+
+    @staticmethod
+    def forward(context, rows, weight, bias):
+        context.save_for_backward(rows, weight)
+        return torch.nn.functional.linear(rows, weight, bias)
+
+    @staticmethod
+    def backward(context, gradient):
+        rows, weight, gradient = (value.bfloat16().float() for value in (*context.saved_tensors, gradient))
+        return gradient @ weight, gradient.flatten(0, -2).T @ rows.flatten(0, -2), None
+
+
+def bitnet_qat(bench, bits, compute="F32", **options):
+    def with_bit_linears(bits=bits):
+        model = load(bench, attention="rounded")
         for layer in model.model.layers:
             for block in (layer.self_attn, layer.mlp):
                 for name, linear in list(block.named_children()):
                     if not isinstance(linear, torch.nn.Linear):
                         continue
-                    made = test_bitnet_peer.BitLinear(linear, "identity", False, 16, None)
+                    made = test_bitnet_peer.BitLinear(linear, "identity", False, bits, None)
                     made.load_state_dict(linear.state_dict())
+                    if compute == "BF16":
+                        made.product = BackwardInBf16.apply
                     setattr(block, name, made)
         model.loss_of_rows = test_bitnet_peer.loss_of
         return model
-    return train(four, "bitnet", "bitnet_qat", lr=lr, preset="native", act_bits=16), with_bit_linears, adamw
+    ours = train(bench, "bitnet", "bitnet_qat", preset="native", act_bits=bits, compute=compute, **options)
+    return ours, with_bit_linears, adamw, lambda: with_bit_linears(bits // 2)
 
 
 # Learning rate and bound of the relative difference of twenty losses. None: three times the difference between two runs of
 # the package, one of them from weights with a relative noise of 1e-7. In int8_mixed, rows and gradients become codes; a
 # value near a rounding tie gets another code in another order of summation, and AdamW makes whole steps of it.
-CASES = {"full": (full, 1e-4, BOUND), "lora": (lora, 1e-3, BOUND), "lora, use_rslora": (lambda *a: lora(*a, use_rslora=True), 1e-3, BOUND),
-         "lora, use_dora": (lambda *a: lora(*a, use_dora=True), 1e-3, BOUND), "lora, modules_to_save": (lora_saved, 1e-4, BOUND), "qlora": (qlora, 1e-3, BOUND),
-         "qlora, use_dora": (lambda *a: qlora(*a, use_dora=True), 1e-3, BOUND), "int8_mixed": (int8_mixed, 1e-4, None),
-         "bitnet_qat, 16-bit rows": (bitnet_qat, 2e-5, BOUND)}
+CASES = {"full": (full, {}, 1e-4, BOUND),
+         "lora": (lora, {"adapter": {}}, 1e-3, BOUND),
+         "lora, use_rslora": (lora, {"adapter": {"use_rslora": True}}, 1e-3, BOUND),
+         "lora, use_dora": (lora, {"adapter": {"use_dora": True}}, 1e-3, BOUND),
+         "lora, modules_to_save": (lora_saved, {}, 3e-4, BOUND),
+         "qlora": (qlora, {"adapter": {}}, 1e-3, BOUND),
+         "qlora, use_dora": (qlora, {"adapter": {"use_dora": True}}, 1e-3, BOUND),
+         "int8_mixed": (int8_mixed, {}, 1e-4, None),
+         "bitnet_qat, 16-bit rows": (bitnet_qat, {"bits": 16}, 2e-5, BOUND),
+         "bitnet_qat, 8-bit rows": (bitnet_qat, {"bits": 8}, 2e-5, None)}
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_losses_are_those_of_the_package(four, case):
-    make, lr, bound = CASES[case]
-    ours, model, optimizer = make(four, lr)
-    theirs = model()
-    theirs = losses_of(theirs, optimizer(theirs, lr), four.ids)
+def compare(bench, case, compute, steps):
+    """Checks the first COMPARED losses. In fp32 they must be the package's. In bf16, where each side rounds at other
+    places, they must be as near to the package's fp32 losses as the package's own bf16 losses are. A package with a
+    higher learning rate, another mask or, where the case has one, another scale or rounding must differ by more."""
+    make, options, lr, bound = CASES[case]
+    ours, model, optimizer, *mutant = make(bench, lr=lr, compute=compute, steps=steps, **options)
+
+    def package(steps=COMPARED, lr=lr, compute=compute, noise=0.0, skipped=0, model=model):
+        made, draw = model(), torch.Generator().manual_seed(1)
+        if noise:
+            with torch.no_grad():
+                for parameter in made.parameters():
+                    parameter.mul_(1 + noise * torch.randn(parameter.shape, generator=draw))
+        return losses_of(made, optimizer(made, lr), bench.ids, steps, compute, skipped)
+    theirs = package(steps)
+    nearest = package(compute="F32") if compute == "BF16" and bound else theirs
     if bound is None:
-        noisy, draw = model(), torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for parameter in noisy.parameters():
-                parameter.mul_(1 + 1e-7 * torch.randn(parameter.shape, generator=draw))
-        bound = 3 * worst(losses_of(noisy, optimizer(noisy, lr), four.ids, COMPARED), theirs)
-        print(f"{case}: three times the package's own difference: {bound:.1e}")
-    wrong = model()
-    wrong = losses_of(wrong, optimizer(wrong, 1.05 * lr), four.ids, COMPARED)
-    every = max(abs(a - b) / b for a, b in zip(ours, theirs))
-    print(f"{case}: losses {theirs[0]:.4f} to {theirs[-1]:.4f}; worst relative difference of 3 {worst(ours, theirs, 3):.1e}, of "
-          f"{COMPARED} {worst(ours, theirs):.1e}, of {STEPS} {every:.1e}; with a learning rate 5 % higher {worst(ours, wrong):.1e}")
+        bound = 3 * worst(package(noise=1e-7), theirs)
+    else:
+        bound += worst(theirs, nearest)
+    wrong = {"learning rate": worst(package(lr=1.05 * lr, compute="F32" if nearest is not theirs else compute), nearest),
+             "mask": worst(package(1, skipped=16), nearest, 1)}
+    if mutant:
+        wrong["scale or rounding"] = worst(package(model=mutant[0]), nearest)
+    print(f"{case}, {compute}: losses {theirs[0]:.4f} to {theirs[-1]:.4f}; worst relative difference of {COMPARED} to the package "
+          f"{worst(ours, theirs):.1e}" + f", to its fp32 losses {worst(ours, nearest):.1e}" * (nearest is not theirs) + f", bound {bound:.1e}; "
+          f"with a wrong {', '.join(f'{name} {difference:.1e}' for name, difference in wrong.items())}")
     assert theirs[-1] <= 0.9 * theirs[0]
-    assert worst(ours, theirs) <= bound < worst(ours, wrong)
+    assert worst(ours, nearest) <= bound < min(wrong.values())
+
+
+@pytest.mark.parametrize("compute", ("F32", "BF16"))
+@pytest.mark.parametrize("case", CASES)
+def test_losses_are_those_of_the_package(four, case, compute):
+    compare(four, case, compute, STEPS)
+
+
+@pytest.mark.parametrize("case", ("full", "lora", "qlora", "int8_mixed", "bitnet_qat, 16-bit rows"))
+def test_losses_of_the_whole_model_are_those_of_the_package(whole, case):
+    compare(whole, case, "F32", COMPARED)
 
 
 def mean_of_the_end(losses):

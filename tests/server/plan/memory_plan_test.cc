@@ -174,7 +174,7 @@ TEST(MemoryPlanTest, Int8QtOnFloatRowsCountsRowsInBF16) {
   jobs::JobSpec spec = Spec(jobs::kMethodInt8Qt);
   const std::int64_t coded = ServedPassBytes(spec, config, 1);
   EXPECT_FALSE(PlanOf(spec).ServedForm(spec).weight_only);
-  EXPECT_EQ(PlanOf(spec).TokenBytes(spec, config, 2), CodedTokenBytes(config));
+  EXPECT_EQ(PlanOf(spec).TokenBytes(spec, config, 2), CodedTokenBytes(config, 2));
   spec.int8_qt.compute = "float";
   EXPECT_TRUE(PlanOf(spec).ServedForm(spec).weight_only);
   EXPECT_EQ(PlanOf(spec).TokenBytes(spec, config, 2), FloatTokenBytes(config, 2));
@@ -212,7 +212,7 @@ TEST(MemoryPlanTest, LoraOnAnInt8BaseCountsCodes) {
   const std::int64_t trained = TrainedParameters(spec, config);
   const TrainingBytes bytes = PlanOf(spec).Training(spec, config, /*base_bytes=*/1, /*tokens=*/64);
   EXPECT_EQ(bytes.weights, sizes.linears + sizes.embedding * 6);
-  EXPECT_GT(PlanOf(spec).TokenBytes(spec, config, 1), CodedTokenBytes(config));
+  EXPECT_GT(PlanOf(spec).TokenBytes(spec, config, 1), CodedTokenBytes(config, 2));
   EXPECT_EQ(PlanOf(spec).Publishing(spec, config, 1, bytes.weights).kept, bytes.weights + trained * 8);
   EXPECT_EQ(PlanOf(spec).WeightFileBytes(spec, config, 1), static_cast<double>(trained * 4));
 }

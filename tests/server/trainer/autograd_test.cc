@@ -116,6 +116,24 @@ TEST_F(AutogradTest, GatedMulHasTheGradientOfItsFormula) {
   EXPECT_LT(Distance(got[1], want[1]), kF32);
 }
 
+// The result has the bits of an f32 graph; the gradients are those at inputs rounded to bf16.
+TEST_F(AutogradTest, GatedMulCanKeepItsInputsInBf16) {
+  const Tensor gate = Random({3, 33}, 6).requires_grad_(), up = Random({3, 33}, 7).requires_grad_();
+  const Tensor g = Random({3, 33}, 8);
+  const auto apply = [&](const Tensor& a, const Tensor& b, torch::ScalarType kept) {
+    return ApplyGatedMul(kernels::Activation::kSilu, a, b, context_, torch::kFloat32, kept);
+  };
+  const Tensor y = apply(gate, up, torch::kBFloat16);
+  EXPECT_TRUE(torch::equal(y, apply(gate, up, torch::kFloat32)));
+  const auto rounded = [](const Tensor& x) { return x.detach().to(torch::kBFloat16).to(torch::kFloat32); };
+  const Tensor gate16 = rounded(gate).requires_grad_(), up16 = rounded(up).requires_grad_();
+  const auto got = Gradients(y, g, {gate, up}),
+             want = Gradients(apply(gate16, up16, torch::kFloat32), g, {gate16, up16});
+  EXPECT_TRUE(torch::equal(got[0], want[0]));
+  EXPECT_TRUE(torch::equal(got[1], want[1]));
+  EXPECT_FALSE(torch::equal(got[0], Gradients(apply(gate, up, torch::kFloat32), g, {gate, up})[0]));
+}
+
 TEST_F(AutogradTest, ChunkedLossIsCrossEntropyOverTheRowsWithATarget) {
   const std::int64_t tokens = 300, vocab = 50;  // more than one chunk of rows
   const Tensor hidden = Random({tokens, 32}, 30).requires_grad_();

@@ -93,9 +93,9 @@ TEST_F(BitLinearTest, GraphKeepsTheExpectedNumberOfBytes) {
 
   // After a norm, three linears share their rows. The norm keeps 1/rms of each row and its input: its gradient needs x,
   // and the codes are too coarse.
-  const auto normed = [&](const BitLinearOptions& options) {
+  const auto normed = [&](const BitLinearOptions& options, torch::ScalarType kept = torch::kFloat32) {
     return support::KeptBytes([&] {
-      const CodedInput input = NormCodedInput(x.clone(), norm, 1e-5, options, context_);
+      const CodedInput input = NormCodedInput(x.clone(), norm, 1e-5, options, context_, kept);
       std::vector<Tensor> out;
       for (int i = 0; i < 3; ++i) out.push_back(ApplyBitLinear(input, weight, options, context_));
       return out;
@@ -105,6 +105,8 @@ TEST_F(BitLinearTest, GraphKeepsTheExpectedNumberOfBytes) {
   EXPECT_EQ(normed(round_only), kCodes + 2 * kScales + kInput);
   EXPECT_EQ(normed(scaled), kCodes + 2 * kScales + kInput) << "the norm has the linears' rows and its own input";
   EXPECT_EQ(normed(wide), 2 * kCodes + 2 * kScales + kInput);
+  EXPECT_EQ(normed(identity, torch::kBFloat16), kCodes + 2 * kScales + kInput / 2);
+  EXPECT_EQ(normed(scaled, torch::kBFloat16), kCodes + 2 * kScales + kInput);
 }
 
 TEST_F(BitLinearTest, PackedWeightIsKeptByReference) {
@@ -132,6 +134,7 @@ TEST_F(BitLinearTest, GraphKeepsOnlyIntegerRows) {
   weight.Ternarise(context_.stream);
   const BitLinearOptions options;
   const auto peak = [&](bool gradients) {
+    context_.transient = {};
     support::TorchMemory memory;
     const torch::AutoGradMode mode(gradients);
     Tensor y = torch::ones({kTokens, kSize});

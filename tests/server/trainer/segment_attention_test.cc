@@ -10,6 +10,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <optional>
 
 #include "kernels/ops/attention/attention.h"
 #include "server/trainer/torch_bridge.h"
@@ -240,12 +241,14 @@ TEST_F(SegmentAttentionTest, PackedRowCostsTheMemoryOfItsExamples) {
 TEST_F(SegmentAttentionTest, GraphKeepsInputsOutputAndOneNumberPerHeadAndToken) {
   const Case c = {4, 2, 16, {0, 64, 96}, 96};
   const std::vector<Tensor> inputs = Inputs(c, torch::kBFloat16);
-  const auto kept = [&](torch::ScalarType cached, torch::ScalarType result) {
+  const auto kept = [&](torch::ScalarType cached, torch::ScalarType result,
+                        std::optional<torch::ScalarType> type = std::nullopt) {
     const auto segments = Segments(c, cached);
     return support::KeptBytes([&] {
       std::vector<Tensor> leaves;
       for (std::size_t i = 0; i < 3; ++i) leaves.push_back(inputs[i].detach().requires_grad_());
-      return ApplySegmentAttention(leaves[0], leaves[1], leaves[2], *segments, c.heads, c.kv_heads, context_, result);
+      return ApplySegmentAttention(leaves[0], leaves[1], leaves[2], *segments, c.heads, c.kv_heads, context_, result,
+                                   type);
     });
   };
   // Inputs that are kept in a narrower type are copied. An f32 result of a bf16 cache is recomputed in the backward
@@ -254,6 +257,26 @@ TEST_F(SegmentAttentionTest, GraphKeepsInputsOutputAndOneNumberPerHeadAndToken) 
   EXPECT_EQ(kept(torch::kFloat32, torch::kFloat32), sums);
   EXPECT_EQ(kept(torch::kBFloat16, torch::kBFloat16), 2 * (q + 2 * kv) + sums);
   EXPECT_EQ(kept(torch::kBFloat16, torch::kFloat32), 2 * 2 * kv);
+  EXPECT_EQ(kept(torch::kBFloat16, torch::kFloat32, torch::kBFloat16), 2 * (2 * q + 2 * kv) + sums);
+}
+
+// The result has the bits of an f32 graph; the gradients differ by roundings of q, k, v and the result to bf16.
+TEST_F(SegmentAttentionTest, GraphOfAnF32ResultCanKeepBf16) {
+  const Case c = {4, 2, 16, {0, 64, 96}, 96};
+  const std::vector<Tensor> inputs = Inputs(c, torch::kFloat32);
+  const auto segments = Segments(c, torch::kBFloat16);
+  const auto run = [&](torch::ScalarType kept) {
+    const auto attention = [&](const Tensor& q, const Tensor& k, const Tensor& v) {
+      return ApplySegmentAttention(q, k, v, *segments, c.heads, c.kv_heads, context_, torch::kFloat32, kept);
+    };
+    return Run(attention, inputs, torch::kFloat32);
+  };
+  const Results exact = run(torch::kFloat32), kept = run(torch::kBFloat16);
+  EXPECT_TRUE(torch::equal(kept[0], exact[0]));
+  for (std::size_t i = 1; i < exact.size(); ++i) {
+    EXPECT_FALSE(torch::equal(kept[i], exact[i])) << i;
+    EXPECT_LE((kept[i] - exact[i]).norm().item<double>(), 0x1p-7 * exact[i].norm().item<double>()) << i;
+  }
 }
 
 // The backward pass of a long segment takes a KV head at a time, so that it can be cancelled in between.
