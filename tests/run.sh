@@ -115,7 +115,7 @@ image() {
   NIBBLE_IMAGE_WORK=$root/build/image "$python" -m pytest -q -ra -s --full --no-skips -m image tests/deploy/test_image.py
 }
 # Benchmarks: the kernels beside the machine's roofs (ternary also beside llama.cpp), attention of packed rows, then the
-# whole program beside llama.cpp and beside PEFT. Each fails if a result is wrong. Only attention also fails if it is
+# whole program beside llama.cpp, PEFT and torchao. Each fails if a result is wrong. Only attention also fails if it is
 # slow, at ten times its bound. JSON goes beside the logs.
 races() {
   local gguf llama_cpp
@@ -129,7 +129,8 @@ races() {
     build/release/bin/kernels_nf4_bench --threads 2 --json "$logs/kernels_nf4.json" &&
     build/release/bin/kernels_ternary_bench --threads 2 --peer "$llama_cpp" --json "$logs/kernels_ternary.json" &&
     "$python" tests/bench/peers_decode.py "$gguf" build/peers --json "$logs/peers_decode.json" &&
-    "$python" tests/bench/peers_qlora.py "$gguf" --steps 7 --turns 2 --json "$logs/peers_qlora.json"
+    "$python" tests/bench/peers_qlora.py "$gguf" --steps 7 --turns 2 --json "$logs/peers_qlora.json" &&
+    "$python" tests/bench/peers_qlora_compiled.py --steps 7 --turns 2 --json "$logs/peers_qlora_compiled.json"
 }
 # Compiles each header alone, and the trainer, without precompiled headers. The preset clang compiles all other files
 # without them.

@@ -55,13 +55,14 @@ def scores(nibble, a, b, rows, prompts):
 
 
 def train(nibble, run, name, steps, directory):
-    """Runs a job; returns its evaluation losses, from the base to the result."""
+    """Runs a job; returns its evaluation losses as trained, from the base to the result."""
     path = directory / "spec.json"
     path.write_text(json.dumps(run.spec))
     text = nibble("jobs", "create", "--spec", path, "--base", "base", "--dataset", "train", "--eval-dataset", "eval", "--output", name,
                   "--max-steps", steps * run.steps, "--micro-batch", 4, "--seq-len", 256, "--lr", run.lr, "--warmup", 5, "--seed", 1,
                   "--save-every", 0, "--watch")
-    return [event["eval_loss"] for event in map(json.loads, text.splitlines()) if event.get("type") == "eval"]
+    evals = [event for event in map(json.loads, text.splitlines()) if event.get("type") == "eval"]
+    return [event["eval_loss"] for event in evals if event["subject"] == "trained"]
 
 
 def measure(nibble, number, run, steps, rows, directory):

@@ -36,7 +36,6 @@ def quantize(x, s, top, ste, scale_grad):
 
 class BitLinear(torch.nn.Linear):
     share = 1.0  # quantized share of rows and weights of all linears, in the current step
-    product = staticmethod(torch.nn.functional.linear)
 
     def __init__(self, linear, ste, scale_grad, bits, norm):
         super().__init__(linear.in_features, linear.out_features, bias=False)
@@ -47,7 +46,7 @@ class BitLinear(torch.nn.Linear):
             x = self.rms_norm(x)
         rows = quantize(x, x.abs().amax(-1, keepdim=True).clamp_min(1e-5) / self.top, self.top, self.ste, self.scale_grad)
         weight = quantize(self.weight, self.weight.abs().mean().clamp_min(1e-5), 1, self.ste, self.scale_grad)
-        return self.product(self.partly(x, rows), self.partly(self.weight, weight), self.bias)
+        return torch.nn.functional.linear(self.partly(x, rows), self.partly(self.weight, weight), self.bias)
 
     def partly(self, x, quantized):
         return quantized if self.share == 1 else x + self.share * (quantized - x)

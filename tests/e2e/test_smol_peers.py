@@ -111,11 +111,11 @@ def loss_of(model, ids, skipped=0):
 
 
 def losses_of(model, optimizer, ids, steps=STEPS, compute="F32", skipped=0):
-    """compute BF16: torch's autocast, unless the model has a loss of its own."""
+    """compute BF16: torch's autocast."""
     seen = []
     own = getattr(model, "loss_of_rows", None)
     for _ in range(steps):
-        with torch.autocast("cpu", torch.bfloat16, enabled=compute == "BF16" and not own):
+        with torch.autocast("cpu", torch.bfloat16, enabled=compute == "BF16"):
             loss = (own or loss_of)(model, ids, skipped)
         optimizer.zero_grad()
         loss.backward()
@@ -189,21 +189,7 @@ def int8_mixed(bench, **options):
     return train(bench, "mixed", "int8_mixed", preset="torchao", **options), quantized, adamw
 
 
-class BackwardInBf16(torch.autograd.Function):
-    """The product of a linear layer whose backward products have operands in bf16."""
-
-    @staticmethod
-    def forward(context, rows, weight, bias):
-        context.save_for_backward(rows, weight)
-        return torch.nn.functional.linear(rows, weight, bias)
-
-    @staticmethod
-    def backward(context, gradient):
-        rows, weight, gradient = (value.bfloat16().float() for value in (*context.saved_tensors, gradient))
-        return gradient @ weight, gradient.flatten(0, -2).T @ rows.flatten(0, -2), None
-
-
-def bitnet_qat(bench, bits, compute="F32", **options):
+def bitnet_qat(bench, bits, **options):
     def with_bit_linears(bits=bits):
         model = load(bench, attention="rounded")
         for layer in model.model.layers:
@@ -213,12 +199,10 @@ def bitnet_qat(bench, bits, compute="F32", **options):
                         continue
                     made = test_bitnet_peer.BitLinear(linear, "identity", False, bits, None)
                     made.load_state_dict(linear.state_dict())
-                    if compute == "BF16":
-                        made.product = BackwardInBf16.apply
                     setattr(block, name, made)
         model.loss_of_rows = test_bitnet_peer.loss_of
         return model
-    ours = train(bench, "bitnet", "bitnet_qat", preset="native", act_bits=bits, compute=compute, **options)
+    ours = train(bench, "bitnet", "bitnet_qat", preset="native", act_bits=bits, **options)
     return ours, with_bit_linears, adamw, lambda: with_bit_linears(bits // 2)
 
 
@@ -237,11 +221,13 @@ CASES = {"full": (full, {}, 1e-4, BOUND),
          "bitnet_qat, 8-bit rows": (bitnet_qat, {"bits": 8}, 2e-5, None)}
 
 
-def compare(bench, case, compute, steps):
+def compare(bench, case, compute, steps, lr=None):
     """Checks the first COMPARED losses. In fp32 they must be the package's. In bf16, where each side rounds at other
-    places, they must be as near to the package's fp32 losses as the package's own bf16 losses are. A package with a
-    higher learning rate, another mask or, where the case has one, another scale or rounding must differ by more."""
-    make, options, lr, bound = CASES[case]
+    places, they may differ from the package's fp32 losses by as much as the package's own bf16 losses do, and by the
+    bound of fp32. A package with a higher learning rate, another mask or, where the case has one, another scale or
+    rounding must differ by more."""
+    make, options, default_lr, bound = CASES[case]
+    lr = lr or default_lr
     ours, model, optimizer, *mutant = make(bench, lr=lr, compute=compute, steps=steps, **options)
 
     def package(steps=COMPARED, lr=lr, compute=compute, noise=0.0, skipped=0, model=model):
@@ -274,9 +260,12 @@ def test_losses_are_those_of_the_package(four, case, compute):
     compare(four, case, compute, STEPS)
 
 
-@pytest.mark.parametrize("case", ("full", "lora", "qlora", "int8_mixed", "bitnet_qat, 16-bit rows"))
-def test_losses_of_the_whole_model_are_those_of_the_package(whole, case):
-    compare(whole, case, "F32", COMPARED)
+# Not int8_mixed: over thirty layers, a relative noise of 1e-7 in the weights changes twenty losses of torchao itself by
+# 2.6e-2 at a learning rate of 1e-5, more than another learning rate could show. Codes of 16 bits need smaller steps than
+# in four layers.
+@pytest.mark.parametrize(("case", "lr"), (("full", 1e-4), ("lora", 1e-3), ("qlora", 1e-3), ("bitnet_qat, 16-bit rows", 5e-6)))
+def test_losses_of_the_whole_model_are_those_of_the_package(whole, case, lr):
+    compare(whole, case, "F32", COMPARED, lr)
 
 
 def mean_of_the_end(losses):

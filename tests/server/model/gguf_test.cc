@@ -218,7 +218,7 @@ TEST(GgufTest, GettersRejectOtherTypes) {
   EXPECT_TRUE(absl::IsInvalidArgument(f.Bool("u8").status()));
   EXPECT_TRUE(absl::IsInvalidArgument(f.String("strs").status()));
   EXPECT_TRUE(absl::IsInvalidArgument(f.Strings("str").status()));
-  EXPECT_TRUE(absl::IsInvalidArgument(f.Float32s("u8s").status()));  // llama.cpp (26690) read u8 as f32
+  EXPECT_TRUE(absl::IsInvalidArgument(f.Float32s("u8s").status()));  // llama.cpp has read u8 as f32
   EXPECT_TRUE(absl::IsInvalidArgument(f.Int32s("u32s").status()));
 }
 
