@@ -79,8 +79,8 @@ def serve(path, layers):
     server.stop()
 
 
-def train(bench, name, method, base="base", lr=1e-4, optimizer="adamw", seed=0, steps=STEPS, compute="F32", **options):
-    spec = {"base_model": base, "train_dataset": "rows", method: {"compute_dtype": f"COMPUTE_DTYPE_{compute}", **options},
+def train(bench, name, method, base="base", lr=1e-4, optimizer="adamw", seed=0, steps=STEPS, dtype="F32", **options):
+    spec = {"base_model": base, "train_dataset": "rows", method: {"compute_dtype": f"COMPUTE_DTYPE_{dtype}", **options},
             "data": {"max_seq_len": SEQ, "packing": "PACKING_MODE_NONE"},
             "optim": {"optimizer": f"OPTIMIZER_{optimizer.upper()}", "lr": lr, "max_grad_norm": 0, "schedule": "LR_SCHEDULE_CONSTANT",
                       "warmup_steps": 0},
@@ -110,12 +110,12 @@ def loss_of(model, ids, skipped=0):
     return loss / sum(len(row) - 1 - skipped for row in ids)
 
 
-def losses_of(model, optimizer, ids, steps=STEPS, compute="F32", skipped=0):
-    """compute BF16: torch's autocast."""
+def losses_of(model, optimizer, ids, steps=STEPS, dtype="F32", skipped=0):
+    """dtype BF16: torch's autocast."""
     seen = []
     own = getattr(model, "loss_of_rows", None)
     for _ in range(steps):
-        with torch.autocast("cpu", torch.bfloat16, enabled=compute == "BF16"):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "BF16"):
             loss = (own or loss_of)(model, ids, skipped)
         optimizer.zero_grad()
         loss.backward()
@@ -221,43 +221,43 @@ CASES = {"full": (full, {}, 1e-4, BOUND),
          "bitnet_qat, 8-bit rows": (bitnet_qat, {"bits": 8}, 2e-5, None)}
 
 
-def compare(bench, case, compute, steps, lr=None):
+def compare(bench, case, dtype, steps, lr=None):
     """Checks the first COMPARED losses. In fp32 they must be the package's. In bf16, where each side rounds at other
     places, they may differ from the package's fp32 losses by as much as the package's own bf16 losses do, and by the
     bound of fp32. A package with a higher learning rate, another mask or, where the case has one, another scale or
     rounding must differ by more."""
     make, options, default_lr, bound = CASES[case]
     lr = lr or default_lr
-    ours, model, optimizer, *mutant = make(bench, lr=lr, compute=compute, steps=steps, **options)
+    ours, model, optimizer, *mutant = make(bench, lr=lr, dtype=dtype, steps=steps, **options)
 
-    def package(steps=COMPARED, lr=lr, compute=compute, noise=0.0, skipped=0, model=model):
+    def package(steps=COMPARED, lr=lr, dtype=dtype, noise=0.0, skipped=0, model=model):
         made, draw = model(), torch.Generator().manual_seed(1)
         if noise:
             with torch.no_grad():
                 for parameter in made.parameters():
                     parameter.mul_(1 + noise * torch.randn(parameter.shape, generator=draw))
-        return losses_of(made, optimizer(made, lr), bench.ids, steps, compute, skipped)
+        return losses_of(made, optimizer(made, lr), bench.ids, steps, dtype, skipped)
     theirs = package(steps)
-    nearest = package(compute="F32") if compute == "BF16" and bound else theirs
+    nearest = package(dtype="F32") if dtype == "BF16" and bound else theirs
     if bound is None:
         bound = 3 * worst(package(noise=1e-7), theirs)
     else:
         bound += worst(theirs, nearest)
-    wrong = {"learning rate": worst(package(lr=1.05 * lr, compute="F32" if nearest is not theirs else compute), nearest),
+    wrong = {"learning rate": worst(package(lr=1.05 * lr, dtype="F32" if nearest is not theirs else dtype), nearest),
              "mask": worst(package(1, skipped=16), nearest, 1)}
     if mutant:
         wrong["scale or rounding"] = worst(package(model=mutant[0]), nearest)
-    print(f"{case}, {compute}: losses {theirs[0]:.4f} to {theirs[-1]:.4f}; worst relative difference of {COMPARED} to the package "
+    print(f"{case}, {dtype}: losses {theirs[0]:.4f} to {theirs[-1]:.4f}; worst relative difference of {COMPARED} to the package "
           f"{worst(ours, theirs):.1e}" + f", to its fp32 losses {worst(ours, nearest):.1e}" * (nearest is not theirs) + f", bound {bound:.1e}; "
           f"with a wrong {', '.join(f'{name} {difference:.1e}' for name, difference in wrong.items())}")
     assert theirs[-1] <= 0.9 * theirs[0]
     assert worst(ours, nearest) <= bound < min(wrong.values())
 
 
-@pytest.mark.parametrize("compute", ("F32", "BF16"))
+@pytest.mark.parametrize("dtype", ("F32", "BF16"))
 @pytest.mark.parametrize("case", CASES)
-def test_losses_are_those_of_the_package(four, case, compute):
-    compare(four, case, compute, STEPS)
+def test_losses_are_those_of_the_package(four, case, dtype):
+    compare(four, case, dtype, STEPS)
 
 
 # Not int8_mixed: over thirty layers, a relative noise of 1e-7 in the weights changes twenty losses of torchao itself by
