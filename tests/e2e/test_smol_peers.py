@@ -81,7 +81,7 @@ def serve(path, layers):
 
 def train(bench, name, method, base="base", lr=1e-4, optimizer="adamw", seed=0, steps=STEPS, dtype="F32", **options):
     spec = {"base_model": base, "train_dataset": "rows", method: {"compute_dtype": f"COMPUTE_DTYPE_{dtype}", **options},
-            "data": {"max_seq_len": SEQ, "packing": "PACKING_MODE_NONE"},
+            "data": {"max_seq_len": SEQ, "packing": "PACKING_MODE_NONE", "shuffle_seed": 0},  # the order of rows changes bits
             "optim": {"optimizer": f"OPTIMIZER_{optimizer.upper()}", "lr": lr, "max_grad_norm": 0, "schedule": "LR_SCHEDULE_CONSTANT",
                       "warmup_steps": 0},
             "run": {"max_steps": steps, "micro_batch": 1, "grad_accum": 2, "save_every": 0, "seed": seed},
