@@ -29,8 +29,8 @@ std::int64_t HeadNormBytes(const model::ModelConfig& config);
 // Bytes that a token keeps in one layer until its backward pass, if linears read float rows of `element` bytes each.
 std::int64_t FloatTokenBytes(const model::ModelConfig& config, std::int64_t element);
 // The same without the inputs of linears, if these are rows of codes. `element`: bytes of a value that the graph keeps
-// for products of the backward pass in that type. `norm_element`: of an input of a norm before blocks of linears; a
-// norm before one linear keeps its input in f32.
+// for the backward pass. `norm_element`: of an input of a norm before attention or the MLP, or of a sub-norm. If each
+// linear has a norm of its own, all norms keep their inputs in f32.
 std::int64_t CodedGraphBytes(const model::ModelConfig& config, std::int64_t element, std::int64_t norm_element);
 // As FloatTokenBytes, if linears read rows of int8 codes; `element` as in CodedGraphBytes.
 std::int64_t CodedTokenBytes(const model::ModelConfig& config, std::int64_t element);

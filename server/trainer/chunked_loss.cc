@@ -78,7 +78,7 @@ struct ChunkedLossFunction : torch::autograd::Function<ChunkedLossFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    return {ScaledGradient(ctx->get_saved_variables()[0], grads[0]), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    return LossGradients(ctx->get_saved_variables(), grads[0]);
   }
 };
 
@@ -94,24 +94,21 @@ struct TrainedHeadLossFunction : torch::autograd::Function<TrainedHeadLossFuncti
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const variable_list saved = ctx->get_saved_variables();
-    return {ScaledGradient(saved[0], grads[0]),
-            ScaledGradient(saved[1], grads[0]),
-            Tensor(),
-            Tensor(),
-            Tensor(),
-            Tensor(),
-            Tensor()};
+    return LossGradients(ctx->get_saved_variables(), grads[0]);
   }
 };
 
 }  // namespace
 
-Tensor ScaledGradient(const Tensor& saved, const Tensor& grad) {
+std::vector<Tensor> LossGradients(std::vector<Tensor> saved, const Tensor& grad) {
   const double factor = grad.item<double>();
-  if (factor == 1.0) return saved;
-  if (!saved.defined()) throw std::logic_error("the head's gradient is for a loss that starts from 1");
-  return saved * factor;
+  for (Tensor& gradient : saved) {
+    if (factor == 1.0) break;
+    if (!gradient.defined()) throw std::logic_error("the head's gradient is for a loss that starts from 1");
+    gradient = gradient * factor;
+  }
+  saved.resize(saved.size() + 5);
+  return saved;
 }
 
 LossRows RowsWithTarget(const std::vector<std::int32_t>& targets) {

@@ -18,9 +18,10 @@ struct LossRows {
 };
 LossRows RowsWithTarget(const std::vector<std::int32_t>& targets);
 
-// A gradient that a loss has saved, which includes the loss's scale, times `grad`, the 1 that backward() starts from.
-// An undefined one was added in the forward pass (GradientSum), so only 1 is allowed: throws std::logic_error.
-torch::Tensor ScaledGradient(const torch::Tensor& saved, const torch::Tensor& grad);
+// What a loss's function returns in its backward pass: the gradients that it saved, which include the loss's scale,
+// times `grad`, the 1 that backward() starts from; and none for its five inputs that are not tensors. An undefined
+// gradient was added in the forward pass (GradientSum), so only 1 is allowed: throws std::logic_error.
+std::vector<torch::Tensor> LossGradients(std::vector<torch::Tensor> saved, const torch::Tensor& grad);
 
 // A frozen head [V, K].
 struct FrozenHead {

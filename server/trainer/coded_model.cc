@@ -139,7 +139,7 @@ class CodedOps {
     if (!std::all_of(readers.begin(), readers.end(), [&](auto k) { return model_.linears_->reads_codes(k); })) {
       return {ApplyRmsNorm(x, Weight(layer, norm), Eps(norm), model_.context_, model_.linears_->float_rows()), nullptr};
     }
-    // Several norms before single linears keep the same x, which their copies would exceed.
+    // Norms before single linears share x, so a rounded copy for each would take more memory.
     const torch::ScalarType kept = norm < Norm::kBeforeQ ? model_.Kept(x.scalar_type()) : x.scalar_type();
     return NormCodedInput(x, Weight(layer, norm), Eps(norm), model_.linears_->rows(), model_.context_, kept);
   }
@@ -195,7 +195,7 @@ CodedModel::CodedModel(const model::Artifact& base, const model::ModelConfig& co
     : config_(config), options_(options), linears_(std::move(linears)) {
   context_.stream = stream;
   context_.cancelled = options.cancelled;
-  context_.keeps_outputs = Kept(torch::kFloat32) == torch::kFloat32 || config.qk_norm;
+  context_.keeps_outputs = !options.bf16_backward || config.qk_norm;  // norms of heads keep their inputs in f32
   MakeRopeTable();
   if (options.adapter.has_value()) {
     for (const model::TensorSpec& tensor : model::SavedTensors(config, options.adapter->adapter))

@@ -125,14 +125,7 @@ struct DenseLossFunction : torch::autograd::Function<DenseLossFunction> {
     return torch::tensor(*loss_sum * scale, torch::kFloat64);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const variable_list saved = ctx->get_saved_variables();
-    return {ScaledGradient(saved[0], grads[0]),
-            ScaledGradient(saved[1], grads[0]),
-            Tensor(),
-            Tensor(),
-            Tensor(),
-            Tensor(),
-            Tensor()};
+    return LossGradients(ctx->get_saved_variables(), grads[0]);
   }
 };
 
@@ -148,7 +141,7 @@ struct FrozenLossFunction : torch::autograd::Function<FrozenLossFunction<Head>> 
     return torch::tensor(*loss_sum * scale, torch::kFloat64);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    return {ScaledGradient(ctx->get_saved_variables()[0], grads[0]), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    return LossGradients(ctx->get_saved_variables(), grads[0]);
   }
 };
 

@@ -18,7 +18,7 @@ class GradientSum {
   explicit GradientSum(const torch::Tensor& parameter);
 
   torch::Tensor& sum() { return sum_; }
-  // What autograd still has to add to the parameter's gradient: undefined if the parameter holds the sum.
+  // The gradient to return to autograd: the sum, or undefined if the parameter holds it already.
   torch::Tensor Rest() const { return held_ ? torch::Tensor() : sum_; }
 
  private:

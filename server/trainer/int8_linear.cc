@@ -5,6 +5,7 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/ops/matmul/matmul_int8.h"
 #include "kernels/ops/matmul/matmul_library.h"

@@ -11,13 +11,10 @@ import argparse
 import json
 import pathlib
 import statistics
-import subprocess
-import sys
 import tempfile
 
-from nibbled import cpu_name, serve
+from nibbled import convert, cpu_name, serve, trained_losses, upload_wordnet
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 RUNS = {"qlora": {"qlora": {}}, "merge-aware": {"qlora": {"merge_aware_int8": True}}}
 
 
@@ -26,11 +23,10 @@ def measure(nibble, spec, name, steps, seed):
     text = nibble("jobs", "create", "--spec", spec, "--base", "base", "--dataset", "train", "--eval-dataset", "eval", "--output", name,
                   "--max-steps", steps, "--micro-batch", 4, "--seq-len", 256, "--lr", "1e-3", "--rank", 16, "--alpha", 32, "--seed", seed,
                   "--save-every", 0, "--watch")
-    evals = [event for event in map(json.loads, text.splitlines()) if event.get("type") == "eval"]
-    losses = [event["eval_loss"] for event in evals if event["subject"] == "trained"]
-    report = json.loads(nibble("models", "convert", name, "--to", "int8", "--name", f"{name}-int8", "--eval-dataset", "eval"))
-    assert json.loads(nibble("models", "verify", f"{name}-int8"))["equal"], f"{name}: serving does not compute what was recorded"
-    return losses[0], losses[-1], report["conversion"]["eval_loss_after"]
+    losses = trained_losses(text)
+    int8, equal = convert(nibble, name, "int8", f"{name}-int8")
+    assert equal, f"{name}: serving does not compute what was recorded"
+    return losses[0], losses[-1], int8
 
 
 def main():
@@ -45,12 +41,9 @@ def main():
     print(f"{cpu_name()}; evaluation loss before, as trained, as int8")
     with tempfile.TemporaryDirectory() as directory:
         directory = pathlib.Path(directory)
-        subprocess.run([sys.executable, ROOT / "deploy/wordnet_dataset.py", directory, "--task", "definitions"], check=True,
-                       stdout=subprocess.DEVNULL)
         with serve(args.bin, directory / "state") as nibble:
             nibble("models", "import", args.model, "--name", "base", "--dtype", "bf16")
-            nibble("datasets", "upload", directory / "train.jsonl", "--name", "train", "--format", "chat")
-            nibble("datasets", "upload", directory / "eval.jsonl", "--name", "eval", "--format", "chat")
+            upload_wordnet(nibble, directory, "--task", "definitions")
             for seed in args.seeds:
                 for name, method in RUNS.items():
                     spec = directory / "spec.json"

@@ -13,14 +13,10 @@ import argparse
 import dataclasses
 import json
 import pathlib
-import subprocess
-import sys
 import tempfile
 import time
 
-from nibbled import cpu_name, serve
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from nibbled import convert, cpu_name, serve, trained_losses, upload_wordnet
 
 
 @dataclasses.dataclass
@@ -61,8 +57,7 @@ def train(nibble, run, name, steps, directory):
     text = nibble("jobs", "create", "--spec", path, "--base", "base", "--dataset", "train", "--eval-dataset", "eval", "--output", name,
                   "--max-steps", steps * run.steps, "--micro-batch", 4, "--seq-len", 256, "--lr", run.lr, "--warmup", 5, "--seed", 1,
                   "--save-every", 0, "--watch")
-    evals = [event for event in map(json.loads, text.splitlines()) if event.get("type") == "eval"]
-    return [event["eval_loss"] for event in evals if event["subject"] == "trained"]
+    return trained_losses(text)
 
 
 def measure(nibble, number, run, steps, rows, directory):
@@ -73,16 +68,14 @@ def measure(nibble, number, run, steps, rows, directory):
     result = {"steps": steps * run.steps, "loss before": losses[0], "loss trained": losses[-1], "seconds": time.monotonic() - begun}
     if run.served:
         served = f"run{number}-{run.served}"
-        report = json.loads(nibble("models", "convert", trained, "--to", run.served, "--name", served, "--eval-dataset", "eval"))
-        result["loss served"] = report["conversion"]["eval_loss_after"]
+        result["loss served"], result["verify"] = convert(nibble, trained, run.served, served)
     else:
-        result["loss served"] = losses[-1]
-    result["verify"] = json.loads(nibble("models", "verify", served))["equal"]
+        result["loss served"], result["verify"] = losses[-1], json.loads(nibble("models", "verify", served))["equal"]
     if not run.by_loss:
-        result["score before"], result["score trained"] = scores(nibble, "base", trained, rows, directory / "score.jsonl")
+        result["score before"], result["score trained"] = scores(nibble, "base", trained, rows, directory / "eval.jsonl")
         result["score served"] = result["score trained"]
         if served != trained:
-            result["score served"] = scores(nibble, served, served, rows, directory / "score.jsonl")[0]
+            result["score served"] = scores(nibble, served, served, rows, directory / "eval.jsonl")[0]
     return result
 
 
@@ -110,14 +103,10 @@ def main():
     print(f"{'method':26} {'steps':>5} {'before':>8} {'trained':>8} {'served':>8}  {'loss':>6} {'':>6} {'':>6}  {'seconds':>7}")
     with tempfile.TemporaryDirectory() as directory:
         directory = pathlib.Path(directory)
-        subprocess.run([sys.executable, ROOT / "deploy/wordnet_dataset.py", directory, "--task", "kinds", "--eval-rows", str(args.score_rows)],
-                       check=True, stdout=subprocess.DEVNULL)
-        (directory / "eval.jsonl").rename(directory / "score.jsonl")
-        rows = [json.loads(line) for line in (directory / "score.jsonl").read_text().splitlines()]
         with serve(args.bin, directory / "state") as nibble:
             nibble("models", "import", args.model, "--name", "base", "--dtype", "bf16")
-            nibble("datasets", "upload", directory / "train.jsonl", "--name", "train", "--format", "chat")
-            nibble("datasets", "upload", directory / "score.jsonl", "--name", "eval", "--format", "chat")
+            upload_wordnet(nibble, directory, "--task", "kinds", "--eval-rows", str(args.score_rows))
+            rows = [json.loads(line) for line in (directory / "eval.jsonl").read_text().splitlines()]
             for name in args.only:
                 run = RUNS[name]
                 result = results[name] = measure(nibble, list(RUNS).index(name), run, args.steps, rows, directory)

@@ -6,18 +6,16 @@ MODEL is a GGUF file or a Hugging Face directory. 4 x 256 tokens per step, bf16 
 rows from the same seed. A turn runs every method once, one after the other; --only: these methods, and the method that
 the table compares with. --peer: in each turn, also transformers with nn.Linear in bf16, all parameters trained, on the shape
 of SmolLM2-135M; needs torch and transformers. tokens/s: the median over the steps after the second; peak: the trainer's
-resident memory. Checks that all losses are finite, and that the last loss is at most 5 % above the first one.
+resident memory, of the peer from its first step on. Checks that all losses are finite, and that the last loss is at most 5 % above the first one.
 """
 import argparse
 import json
 import math
 import pathlib
 import statistics
-import subprocess
-import sys
 import tempfile
 
-from nibbled import cpu_name, serve, write_prose
+from nibbled import cpu_name, events, serve, train_peer, write_prose
 
 BF16 = "COMPUTE_DTYPE_BF16"
 RUNS = {
@@ -35,32 +33,23 @@ RUNS = {
 FIRST = "full, bf16 parameters"  # the others are compared with it
 PEER = "transformers, bf16"
 PEER_SCRIPT = """
-import json, resource, sys, time, torch
+import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 torch.set_num_threads(2)
 torch.manual_seed(0)
 model = LlamaForCausalLM(LlamaConfig(hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
     intermediate_size=1536, vocab_size=49152, tie_word_embeddings=True, max_position_embeddings=2048)).to(torch.bfloat16)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-ids = torch.randint(0, 49152, (4, 256))
-steps = []
-for _ in range(int(sys.argv[1])):
-    began = time.perf_counter()
-    loss = model(input_ids=ids, labels=ids).loss
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    steps.append({"tokens_per_s": 1024 / (time.perf_counter() - began), "loss": loss.item(),
-                  "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024})
-print(json.dumps(steps))
+vocabulary = 49152
 """
 
 
 def run(nibble, spec, output, steps):
-    """The step events of one job."""
+    """Tokens/s and loss of each step of one job, and its peak memory in bytes."""
     text = nibble("jobs", "create", "--spec", spec, "--base", "base", "--dataset", "prose", "--output", output, "--max-steps", steps,
                   "--micro-batch", 4, "--seq-len", 256, "--lr", "1e-5", "--save-every", 0, "--seed", 1, "--watch")
-    return [event for event in map(json.loads, text.splitlines()) if event.get("type") == "step"]
+    steps = events(text, "step")
+    return {"rates": [step["tokens_per_s"] for step in steps], "losses": [step["loss"] for step in steps],
+            "peak": steps[-1]["peak_memory_bytes"]}
 
 
 def main():
@@ -77,11 +66,11 @@ def main():
     names = [*runs, *([PEER] if args.peer else [])]
     rates, peaks = {name: [] for name in names}, dict.fromkeys(names, 0)
 
-    def note(name, steps):
-        losses = [step["loss"] for step in steps]
+    def note(name, trained):
+        losses = trained["losses"]
         assert all(map(math.isfinite, losses)) and losses[-1] <= 1.05 * losses[0], (name, losses)
-        rates[name] += [step["tokens_per_s"] for step in steps[2:]]
-        peaks[name] = max(peaks[name], steps[-1]["peak_memory_bytes"])
+        rates[name] += trained["rates"][2:]
+        peaks[name] = max(peaks[name], trained["peak"])
 
     with tempfile.TemporaryDirectory() as directory:
         directory = pathlib.Path(directory)
@@ -94,8 +83,7 @@ def main():
                     path.write_text(json.dumps(spec))
                     note(name, run(nibble, path, f"run{number}-{turn}", args.steps))
                 if args.peer:
-                    note(PEER, json.loads(subprocess.run([sys.executable, "-c", PEER_SCRIPT, str(args.steps)], check=True,
-                                                         capture_output=True, text=True).stdout))
+                    note(PEER, train_peer(PEER_SCRIPT, args.steps, 1e-5, directory))
     result = {"cpu": cpu_name(), "runs": {name: {"tokens_per_s": statistics.median(rates[name]), "peak_bytes": peaks[name]} for name in names}}
     first = result["runs"][FIRST]
     print(f"{result['cpu']}; {args.turns} turns of {args.steps} steps of 4 x 256 tokens")

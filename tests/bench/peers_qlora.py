@@ -11,11 +11,9 @@ import json
 import math
 import pathlib
 import statistics
-import subprocess
-import sys
 import tempfile
 
-from nibbled import cpu_name, serve, train, write_prose
+from nibbled import cpu_name, serve, train, train_peer, write_prose
 
 PEER = """
 import torch, bitsandbytes as bnb
@@ -38,24 +36,6 @@ model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=["q
                                                                                "up_proj", "down_proj"]))
 vocabulary = 49152
 """
-# Runs after a peer's script, which leaves `model` and `vocabulary`.
-TRAIN = """
-import json, sys, time
-open("/proc/self/clear_refs", "w").write("5")
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-ids = torch.randint(0, vocabulary, (4, 256))
-rates, losses = [], []
-for _ in range(int(sys.argv[1])):
-    began = time.perf_counter()
-    loss = model(input_ids=ids, labels=ids).loss
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    rates.append(1024 / (time.perf_counter() - began))
-    losses.append(loss.item())
-peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(json.dumps({"rates": rates, "peak": peak, "losses": losses}))
-"""
 
 
 def ours(nibble, output, steps):
@@ -64,7 +44,7 @@ def ours(nibble, output, steps):
             "losses": [step["loss"] for step in step_events]}
 
 
-def parse(description, turns):
+def make_parser(description, turns):
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("build/release/bin"))
     parser.add_argument("--steps", type=int, default=8)
@@ -83,9 +63,7 @@ def race(args, import_base, peer, name):
             import_base(nibble, directory)
             for turn in range(args.turns):
                 result["ours"].append(ours(nibble, f"turn{turn}", args.steps))
-                output = subprocess.run([sys.executable, "-c", peer + TRAIN, str(args.steps)], check=True, capture_output=True, text=True,
-                                        cwd=directory).stdout
-                result["peer"].append(json.loads(output.splitlines()[-1]))
+                result["peer"].append(train_peer(peer, args.steps, 1e-4, directory))
     for side in ("ours", "peer"):
         for turn in result[side]:
             assert all(map(math.isfinite, turn["losses"])), f"{side}: a loss is not finite: {turn['losses']}"
@@ -101,7 +79,7 @@ def race(args, import_base, peer, name):
 
 
 def main():
-    parser = parse(__doc__, turns=2)
+    parser = make_parser(__doc__, turns=2)
     parser.add_argument("gguf")
     args = parser.parse_args()
     race(args, lambda nibble, _: nibble("models", "import", args.gguf, "--name", "base", "--dtype", "bf16"), PEER, "PEFT + bitsandbytes")

@@ -8,7 +8,7 @@ peers_qlora.py; torch compiles in the first step.
 """
 import json
 
-from peers_qlora import parse, race
+from peers_qlora import make_parser, race
 
 CONFIG = {"hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 4, "intermediate_size": 2816,
           "vocab_size": 8192, "tie_word_embeddings": False, "max_position_embeddings": 2048}
@@ -50,7 +50,7 @@ def import_base(nibble, directory):
 
 
 def main():
-    race(parse(__doc__, turns=3).parse_args(), import_base, PEER, "torchao's NF4 under torch.compile")
+    race(make_parser(__doc__, turns=3).parse_args(), import_base, PEER, "torchao's NF4 under torch.compile")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Trains SmolLM2 beside the packages that users have: the same weights, rows, order and optimizer, 2 x 64 tokens a step.
-Every case trains the first four layers for 50 steps, in fp32 and in bf16 outside the quantized products; one case of each
-method trains the whole model. A method without random draws must have the package's first twenty losses; one with random
+Every case trains the first four layers for 50 steps, in fp32 and in bf16 outside the quantized products; some also train
+the whole model. A method without random draws must have the package's first twenty losses; one with random
 draws, the mean of eight seeds. Prints all figures (-s)."""
 import json
 import math
@@ -113,10 +113,10 @@ def loss_of(model, ids, skipped=0):
 def losses_of(model, optimizer, ids, steps=STEPS, dtype="F32", skipped=0):
     """dtype BF16: torch's autocast."""
     seen = []
-    own = getattr(model, "loss_of_rows", None)
+    of_rows = getattr(model, "loss_of_rows", loss_of)
     for _ in range(steps):
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "BF16"):
-            loss = (own or loss_of)(model, ids, skipped)
+            loss = of_rows(model, ids, skipped)
         optimizer.zero_grad()
         loss.backward()
         seen.append(loss.item())
@@ -238,12 +238,13 @@ def compare(bench, case, dtype, steps, lr=None):
                     parameter.mul_(1 + noise * torch.randn(parameter.shape, generator=draw))
         return losses_of(made, optimizer(made, lr), bench.ids, steps, dtype, skipped)
     theirs = package(steps)
-    nearest = package(dtype="F32") if dtype == "BF16" and bound else theirs
+    exact = "F32" if bound else dtype
+    nearest = theirs if dtype == exact else package(dtype=exact)
     if bound is None:
         bound = 3 * worst(package(noise=1e-7), theirs)
     else:
         bound += worst(theirs, nearest)
-    wrong = {"learning rate": worst(package(lr=1.05 * lr, dtype="F32" if nearest is not theirs else dtype), nearest),
+    wrong = {"learning rate": worst(package(lr=1.05 * lr, dtype=exact), nearest),
              "mask": worst(package(1, skipped=16), nearest, 1)}
     if mutant:
         wrong["scale or rounding"] = worst(package(model=mutant[0]), nearest)

@@ -10,8 +10,9 @@ struct TileLeft {
   std::int64_t row_stride, k_stride;
 };
 
-// sums[row][column] += a[row][k] * b[k][column], one chain of multiply-adds over k < n in order, for kRows rows and 16
-// * kVectors columns. b: rows `stride` elements apart. from_zero: the chains begin at 0 instead of at `sums`.
+// sums[row][column] += a[row][k] * b[k][column], one chain of multiply-adds over k < n in order, for a tile of kRows
+// rows and kVectors * 16 columns. b: rows `stride` elements apart. from_zero: the chains begin at 0 instead of at
+// `sums`.
 template <typename Vec, int kRows, int kVectors, typename B>
 inline void AddToTile(TileLeft left, const B* b, std::int64_t stride, std::int64_t n, bool from_zero, float* sums,
                       std::int64_t sums_stride) {
