@@ -140,14 +140,15 @@ Labels RpcLabels(std::string_view type, std::string_view service, std::string_vi
 void Metrics::RpcKnown(std::string_view type, std::string_view service, std::string_view method) {
   const Labels labels = RpcLabels(type, service, method);
   families_->rpc_started.Add(labels);
-  families_->rpc_seconds.Add(labels, RpcBuckets());
   Labels handled = labels;
   handled["grpc_code"] = "OK";
   families_->rpc_handled.Add(handled);
 }
 
 void Metrics::RpcStarted(std::string_view type, std::string_view service, std::string_view method) {
-  families_->rpc_started.Add(RpcLabels(type, service, method)).Increment();
+  const Labels labels = RpcLabels(type, service, method);
+  families_->rpc_started.Add(labels).Increment();
+  families_->rpc_seconds.Add(labels, RpcBuckets());
 }
 
 void Metrics::RpcHandled(std::string_view type, std::string_view service, std::string_view method,

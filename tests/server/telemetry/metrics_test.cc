@@ -56,6 +56,19 @@ TEST(MetricsTest, KnownSeriesExistWithZeroBeforeAnythingHappens) {
   EXPECT_GT(samples.at("process_resident_memory_bytes"), 1e6);
 }
 
+TEST(MetricsTest, HistogramOfAnRpcBeginsAtZeroWithItsFirstCall) {
+  const std::string calls = "{grpc_method=\"m\",grpc_service=\"s\",grpc_type=\"unary\"}";
+  Metrics metrics({}, {});
+  metrics.RpcKnown("unary", "s", "m");
+  std::string text = metrics.Scrape();
+  EXPECT_EQ(Samples(text).at("grpc_server_started_total" + calls), 0);
+  EXPECT_THAT(text, ::testing::Not(HasSubstr("grpc_server_handling_seconds_count")));
+  metrics.RpcStarted("unary", "s", "m");
+  EXPECT_EQ(Samples(metrics.Scrape()).at("grpc_server_handling_seconds_count" + calls), 0);
+  metrics.RpcHandled("unary", "s", "m", "OK", 0.5);
+  EXPECT_EQ(Samples(metrics.Scrape()).at("grpc_server_handling_seconds_count" + calls), 1);
+}
+
 // A rate needs two values: the first job's duration would be lost if its series began with it.
 TEST(MetricsTest, HistogramsOfAMethodBeginAtZeroWithItsFirstJob) {
   const std::string durations = "nibble_job_duration_seconds_count{method=\"full\",result=\"FAILED\"}";
