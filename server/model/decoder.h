@@ -13,12 +13,13 @@
 //   Tensor NormRows(x, layer, Norm)                  rms_norm that other norms follow: not prepared for linears
 //   Tensor NormHeads(x, layer, Norm, num_heads)      rms_norm of each head separately; may work in place
 //   Tensor Rope(x, num_heads)                        may work in place
-//   Tensor Attention(q, k, v, layer)                 causal within each sequence
-//   Tensor Gated(gate, up)                           act(gate) * up, act from the config; may work in place
+//   auto   Attention(q, k, v, layer)                 causal within each sequence
+//   auto   Gated(gate, up)                           act(gate) * up, act from the config; may work in place
 //   Tensor Add(h, y)                                 the residual stream; may work in place
 //   Tensor FinalNorm(h)                              serving: only of the rows whose logits are wanted
-// No call returns an error. In ServingOps, errors are sticky: after the first error, calls do nothing, and the caller
-// checks the status at the end. The operations of training throw.
+// Attention and Gated return a type that NormInput and PlainInput take. No call returns an error. In ServingOps, errors
+// are sticky: after the first error, calls do nothing, and the caller checks the status at the end. The operations of
+// training throw.
 #pragma once
 #include <cstdint>
 #include <span>

@@ -69,7 +69,8 @@ std::int64_t AdapterPlan::TokenBytes(const jobs::JobSpec& spec, const ModelConfi
     const bool adapts = tensor.name.ends_with(model::kLoraASuffix) || tensor.name.ends_with(model::kMagnitudeSuffix);
     if (adapts) values += tensor.shape[0];
   }
-  return (coded ? CodedTokenBytes(c, ElementBytes(Adapter(spec).compute_dtype)) : FloatTokenBytes(c, element)) +
+  return (coded ? CodedAdapterTokenBytes(c, ElementBytes(Adapter(spec).compute_dtype))
+                : RecomputedTokenBytes(c, element)) +
          (values + c.num_layers - 1) / c.num_layers * element;
 }
 

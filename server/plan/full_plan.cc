@@ -11,7 +11,7 @@ class Full : public FloatMastersPlan {
   const jobs::Method& method() const override { return jobs::Full(); }
 
   std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c, std::int64_t) const override {
-    return FloatTokenBytes(c, ElementBytes(spec.full.compute_dtype));
+    return RecomputedTokenBytes(c, ElementBytes(spec.full.compute_dtype));
   }
 
   TrainingBytes Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,

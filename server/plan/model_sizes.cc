@@ -40,6 +40,10 @@ std::int64_t FloatTokenBytes(const model::ModelConfig& c, std::int64_t element) 
   return values * element + c.num_heads * 4 + HeadNormBytes(c);
 }
 
+std::int64_t RecomputedTokenBytes(const model::ModelConfig& c, std::int64_t element) {
+  return FloatTokenBytes(c, element) - (2 * c.hidden_size + c.ffn_size) * element;
+}
+
 std::int64_t CodedGraphBytes(const model::ModelConfig& c, std::int64_t element, std::int64_t norm_element) {
   std::int64_t inputs = 2 * c.hidden_size;
   if (c.norms != model::NormPlacement::kBlock) inputs += c.q_size() + c.ffn_size;
@@ -54,6 +58,10 @@ std::int64_t CodedTokenBytes(const model::ModelConfig& c, std::int64_t element) 
   // Four inputs of linears as rows: codes, a scale and outliers.
   constexpr std::int64_t kRowBytes = 4 + 4 + kernels::kMaxOutliers * 8;
   return CodedGraphBytes(c, element, element) + 2 * c.hidden_size + c.q_size() + c.ffn_size + 4 * kRowBytes;
+}
+
+std::int64_t CodedAdapterTokenBytes(const model::ModelConfig& c, std::int64_t element) {
+  return element == 2 && !NormsEachLinear(c) ? CodedGraphBytes(c, element, element) : CodedTokenBytes(c, element);
 }
 
 bool NormsEachLinear(const model::ModelConfig& config) {

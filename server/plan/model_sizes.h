@@ -28,12 +28,16 @@ std::int64_t HeadNormBytes(const model::ModelConfig& config);
 
 // Bytes that a token keeps in one layer until its backward pass, if linears read float rows of `element` bytes each.
 std::int64_t FloatTokenBytes(const model::ModelConfig& config, std::int64_t element);
-// The same without the inputs of linears, if these are rows of codes. `element`: bytes of a value that the graph keeps
-// for the backward pass. `norm_element`: of an input of a norm before attention or the MLP, or of a sub-norm. If each
-// linear has a norm of its own, all norms keep their inputs in f32.
+// The same if the backward pass computes the outputs of norms and the product of gate and up again.
+std::int64_t RecomputedTokenBytes(const model::ModelConfig& config, std::int64_t element);
+// As FloatTokenBytes without the inputs of linears, if these are rows of codes. `element`: bytes of a value that the
+// graph keeps for the backward pass. `norm_element`: of an input of a norm before attention or the MLP, or of a
+// sub-norm. If each linear has a norm of its own, all norms keep their inputs in f32.
 std::int64_t CodedGraphBytes(const model::ModelConfig& config, std::int64_t element, std::int64_t norm_element);
 // As FloatTokenBytes, if linears read rows of int8 codes; `element` as in CodedGraphBytes.
 std::int64_t CodedTokenBytes(const model::ModelConfig& config, std::int64_t element);
+// The same for linears that need only the values of the codes, which they compute again if `element` is 2.
+std::int64_t CodedAdapterTokenBytes(const model::ModelConfig& config, std::int64_t element);
 
 // Whether there is a norm before every linear layer.
 bool NormsEachLinear(const model::ModelConfig& config);

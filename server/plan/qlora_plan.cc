@@ -50,7 +50,7 @@ class QLora : public AdapterPlan {
   std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& config,
                           std::int64_t base_bytes) const override {
     if (!spec.qlora.merge_aware_int8) return AdapterPlan::TokenBytes(spec, config, base_bytes);
-    return CodedTokenBytes(config, ElementBytes(spec.qlora.compute_dtype));
+    return CodedAdapterTokenBytes(config, ElementBytes(spec.qlora.compute_dtype));
   }
 
   TrainingBytes Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes,
@@ -60,9 +60,9 @@ class QLora : public AdapterPlan {
     const ModelSizes sizes(config);
     const std::int64_t element = ElementBytes(spec.qlora.compute_dtype);
     // Codes and block scales of the base, codes of the merged weights; the embedding in bf16 if it is the head, else in
-    // f32; the head in bf16, also in panels.
+    // f32, and the head in bf16.
     const std::int64_t embedding = config.tied_embeddings ? 2 : 4 + 2;
-    bytes.weights = LinearBytes(spec, sizes, base_bytes) + sizes.linears + sizes.embedding * (embedding + 2);
+    bytes.weights = LinearBytes(spec, sizes, base_bytes) + sizes.linears + sizes.embedding * embedding;
     bytes.adapter = TrainedParameters(spec, config) * 4 * 2;  // values and gradients
     // A weight and its change in f32, and its codes; the head in the type of backward products; the values of the
     // largest input.

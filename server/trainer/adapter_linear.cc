@@ -138,8 +138,10 @@ struct FrozenLinearFunction : torch::autograd::Function<FrozenLinearFunction> {
 };
 
 struct AdapterLinearFunction : torch::autograd::Function<AdapterLinearFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& a, const Tensor& b, const CodedRows* rows,
-                        const AdapterLinear* linear, std::optional<DropoutKey> key, TrainingContext* context) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& a, const Tensor& b,
+                        const CodedInput* input, const AdapterLinear* linear, std::optional<DropoutKey> key,
+                        TrainingContext* context) {
+    const CodedRows* rows = input->rows.get();
     Remember(ctx, "context", context);
     Remember(ctx, "linear", linear);
     const bool drops = key.has_value() && linear->dropout > 0;
@@ -149,20 +151,12 @@ struct AdapterLinearFunction : torch::autograd::Function<AdapterLinearFunction> 
       ctx->saved_data["stream"] = static_cast<std::int64_t>(key->stream);
     }
     Tensor y = BaseProduct(x, rows, *linear, *context);
-    const Tensor read = rows == nullptr ? x : rows->Values(context->stream);
+    const Tensor read = rows == nullptr ? x : rows->Values(*context);
     const Tensor dropped =
         drops ? Dropout(read, linear->dropout, *key, context->stream).Apply(read.contiguous()) : read;
     const bool served = rows != nullptr || x.scalar_type() == torch::kBFloat16;
     const Tensor down = AddAdapter(dropped, served, a, b, linear->scaling, y, *context);
-    variable_list kept = {a, b, down.to(x.scalar_type())};
-    if (rows != nullptr) {
-      ctx->saved_data["cols"] = rows->cols;
-      const variable_list tensors = rows->tensors();
-      kept.insert(kept.end(), tensors.begin(), tensors.end());
-    } else {
-      kept.push_back(x);
-    }
-    ctx->save_for_backward(kept);
+    KeepInput(ctx, *input, {a, b, down.to(x.scalar_type())});
     ctx->saved_data["type"] = static_cast<std::int64_t>(x.scalar_type());
     return y;
   }
@@ -173,9 +167,7 @@ struct AdapterLinearFunction : torch::autograd::Function<AdapterLinearFunction> 
     const AdapterLinear& linear = LinearOf(ctx);
     const variable_list saved = ctx->get_saved_variables();
     const torch::ScalarType type = context.scratch.scalar_type();
-    const bool coded = ctx->saved_data.count("cols") != 0;
-    const Tensor x =
-        PadTo(coded ? CodedRows::Of(saved, 3, ctx->saved_data["cols"].toInt()).Values(context.stream) : saved[3], type);
+    const Tensor x = PadTo(TakeInput(ctx, saved, 3, context), type);
     const Tensor a = saved[0].to(type), b = saved[1].to(type);
     const Tensor down = PadTo(saved[2], type);  // already scaled
     const Tensor g = PadTo(grads[0].contiguous(), type);
@@ -251,16 +243,15 @@ FloatWeight FloatWeight::Make(const Tensor& stored, bool bf16_compute) {
   return {stored, bf16_compute ? stored.to(torch::kBFloat16) : Tensor()};
 }
 
-Tensor ApplyAdapterLinear(const Tensor& x, const AdapterLinear& linear, std::optional<DropoutKey> key,
+Tensor ApplyAdapterLinear(const FloatInput& input, const AdapterLinear& linear, std::optional<DropoutKey> key,
                           TrainingContext& context) {
-  return ApplyAdapterLinear(CodedInput{x, nullptr}, linear, key, context);
+  return ApplyAdapterLinear(CodedInput{input, nullptr}, linear, key, context);
 }
 
 Tensor ApplyAdapterLinear(const CodedInput& input, const AdapterLinear& linear, std::optional<DropoutKey> key,
                           TrainingContext& context) {
-  const CodedRows* rows = input.rows.get();
-  if (!linear.lora_a.defined()) return FrozenLinearFunction::apply(input.x, rows, &linear, &context);
-  const Tensor y = AdapterLinearFunction::apply(input.x, linear.lora_a, linear.lora_b, rows, &linear, key, &context);
+  if (!linear.lora_a.defined()) return FrozenLinearFunction::apply(input.x, input.rows.get(), &linear, &context);
+  const Tensor y = AdapterLinearFunction::apply(input.x, linear.lora_a, linear.lora_b, &input, &linear, key, &context);
   if (!linear.magnitude.defined()) return y;
   return DoraFunction::apply(y, linear.magnitude, input.x.scalar_type(), &linear, &context);
 }

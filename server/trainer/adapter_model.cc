@@ -40,10 +40,11 @@ struct AdapterParts : DecoderParts {
                                     context.stream));
     return h;
   }
-  Tensor Linear(const Tensor& x, std::int64_t layer, LinearKind kind, const Pass& pass) override {
+  Tensor Linear(const FloatInput& input, std::int64_t layer, LinearKind kind, const Pass& pass) override {
     std::optional<DropoutKey> key;
     if (pass.draw.has_value()) key = KeyOf(dropout_seed, *pass.draw, layer, kind);
-    return ApplyAdapterLinear(x, layers[static_cast<std::size_t>(layer)][static_cast<std::size_t>(kind)], key, context);
+    const AdapterLinear& linear = layers[static_cast<std::size_t>(layer)][static_cast<std::size_t>(kind)];
+    return ApplyAdapterLinear(input, linear, key, context);
   }
   Tensor NormWeight(std::int64_t layer, model::Norm norm) override {
     return norms[static_cast<std::size_t>(layer)][static_cast<std::size_t>(norm)];

@@ -23,20 +23,35 @@ using torch::autograd::variable_list;
 
 TrainingContext& ContextOf(AutogradContext* ctx) { return Recall<TrainingContext>(ctx, "context"); }
 
+// rstd: null, or [M], overwritten.
+void RmsNorm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y, float* rstd,
+             const TrainingContext& context) {
+  ThrowIfError(kernels::RmsNorm({.x = ViewOf(x),
+                                 .weight = weight.data_ptr<float>(),
+                                 .eps = static_cast<float>(eps),
+                                 .y = ViewOf(y),
+                                 .rstd = rstd},
+                                context.stream));
+}
+
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
+  // recomputed: null, or set to the rows of the result, which then has transient memory.
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, double eps, torch::ScalarType type,
-                        TrainingContext* context) {
+                        c10::intrusive_ptr<RecomputedRows>* recomputed, TrainingContext* context) {
     Remember(ctx, "context", context);
     ctx->saved_data["type"] = static_cast<std::int64_t>(x.scalar_type());
-    Tensor y = torch::empty(x.sizes(), type);
     Tensor rstd = torch::empty({x.size(0)}, torch::kFloat32);
-    ThrowIfError(kernels::RmsNorm({.x = ViewOf(x),
-                                   .weight = weight.data_ptr<float>(),
-                                   .eps = static_cast<float>(eps),
-                                   .y = ViewOf(y),
-                                   .rstd = rstd.data_ptr<float>()},
-                                  context->stream));
-    ctx->save_for_backward({x.to(type), weight, rstd});
+    Tensor y = recomputed != nullptr ? context->transient.Empty(x.sizes(), type) : torch::empty(x.sizes(), type);
+    RmsNorm(x, weight, eps, y, rstd.data_ptr<float>(), *context);
+    const Tensor kept = x.to(type);
+    ctx->save_for_backward({kept, weight, rstd});
+    if (recomputed != nullptr) {
+      *recomputed = c10::make_intrusive<RecomputedRows>([x = kept.detach(), w = weight.detach(), eps, type, context] {
+        Tensor y = context->transient.Empty(x.sizes(), type);
+        RmsNorm(x, w, eps, y, nullptr, *context);
+        return y;
+      });
+    }
     return y;
   }
 
@@ -45,7 +60,7 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
     const auto type = static_cast<torch::ScalarType>(ctx->saved_data["type"].toInt());
     const auto [grad_x, grad_weight] =
         RmsNormGradients(saved[0], saved[1], saved[2], grads[0].contiguous(), ContextOf(ctx), type);
-    return {grad_x, grad_weight, Tensor(), Tensor(), Tensor()};
+    return {grad_x, grad_weight, Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -81,18 +96,35 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
   }
 };
 
-// act(gate) * up.
+// act(gate) * up into y.
+void GatedMul(kernels::Activation activation, const Tensor& gate, const Tensor& up, const Tensor& y,
+              const TrainingContext& context) {
+  ThrowIfError(kernels::GatedMul({.activation = activation, .gate = ViewOf(gate), .up = ViewOf(up), .y = ViewOf(y)},
+                                 context.stream));
+}
+
 struct GatedMulFunction : torch::autograd::Function<GatedMulFunction> {
+  // recomputed: as in RmsNormFunction.
   static Tensor forward(AutogradContext* ctx, kernels::Activation activation, const Tensor& gate, const Tensor& up,
-                        torch::ScalarType type, torch::ScalarType kept, TrainingContext* context) {
+                        torch::ScalarType type, torch::ScalarType kept, c10::intrusive_ptr<RecomputedRows>* recomputed,
+                        TrainingContext* context) {
     Remember(ctx, "context", context);
     ctx->saved_data["activation"] = static_cast<std::int64_t>(activation);
     ctx->saved_data["type"] = static_cast<std::int64_t>(gate.scalar_type());
-    const bool transient = type == torch::kFloat32 && kept != type;  // else the graph may keep y itself
-    Tensor y = transient ? context->transient.Empty(gate.sizes()) : torch::empty(gate.sizes(), type);
-    ThrowIfError(kernels::GatedMul({.activation = activation, .gate = ViewOf(gate), .up = ViewOf(up), .y = ViewOf(y)},
-                                   context->stream));
-    ctx->save_for_backward({gate.to(kept), up.to(kept)});
+    // Otherwise the graph may keep y itself.
+    const bool transient = recomputed != nullptr || (type == torch::kFloat32 && kept != type);
+    Tensor y = transient ? context->transient.Empty(gate.sizes(), type) : torch::empty(gate.sizes(), type);
+    GatedMul(activation, gate, up, y, *context);
+    const Tensor kept_gate = gate.to(kept), kept_up = up.to(kept);
+    ctx->save_for_backward({kept_gate, kept_up});
+    if (recomputed != nullptr) {
+      *recomputed = c10::make_intrusive<RecomputedRows>(
+          [activation, a = kept_gate.detach(), b = kept_up.detach(), type, context] {
+            Tensor y = context->transient.Empty(a.sizes(), type);
+            GatedMul(activation, a, b, y, *context);
+            return y;
+          });
+    }
     return y;
   }
 
@@ -112,14 +144,24 @@ struct GatedMulFunction : torch::autograd::Function<GatedMulFunction> {
          .grad_gate = ViewOf(grad_gate),
          .grad_up = ViewOf(grad_up)},
         ContextOf(ctx).stream));
-    return {Tensor(), grad_gate, grad_up, Tensor(), Tensor(), Tensor()};
+    return {Tensor(), grad_gate, grad_up, Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+struct TransientAddFunction : torch::autograd::Function<TransientAddFunction> {
+  static Tensor forward(AutogradContext* /*ctx*/, const Tensor& h, const Tensor& y, TrainingContext* context) {
+    Tensor sum = context->transient.Empty(h.sizes());
+    return torch::add_out(sum, h, y);
+  }
+  static variable_list backward(AutogradContext* /*ctx*/, variable_list grads) {
+    return {grads[0], grads[0], Tensor()};
   }
 };
 
 }  // namespace
 
-Tensor TransientMemory::Empty(torch::IntArrayRef sizes) {
-  const auto bytes = static_cast<std::size_t>(c10::multiply_integers(sizes)) * sizeof(float);
+Tensor TransientMemory::Empty(torch::IntArrayRef sizes, torch::ScalarType type) {
+  const auto bytes = static_cast<std::size_t>(c10::multiply_integers(sizes)) * c10::elementSize(type);
   auto found = storages_.end(), spare = storages_.end();
   for (auto storage = storages_.begin(); storage != storages_.end(); ++storage) {
     if (storage->use_count() > 1) continue;
@@ -130,9 +172,9 @@ Tensor TransientMemory::Empty(torch::IntArrayRef sizes) {
   if (found == storages_.end()) {
     // Drop a free storage that is too small, so that there are never more storages than were in use at once.
     if (spare != storages_.end()) storages_.erase(spare);
-    found = storages_.insert(storages_.end(), torch::empty(sizes, torch::kFloat32).storage());
+    found = storages_.insert(storages_.end(), torch::empty(sizes, type).storage());
   }
-  return torch::empty({0}, torch::kFloat32).set_(*found, 0, sizes);
+  return torch::empty({0}, type).set_(*found, 0, sizes);
 }
 
 torch::ScalarType BackwardType(bool bf16_compute, const kernels::Stream& stream) {
@@ -141,7 +183,14 @@ torch::ScalarType BackwardType(bool bf16_compute, const kernels::Stream& stream)
 
 Tensor ApplyRmsNorm(const Tensor& x, const Tensor& weight, double eps, TrainingContext& context,
                     std::optional<torch::ScalarType> type) {
-  return RmsNormFunction::apply(x, weight, eps, type.value_or(x.scalar_type()), &context);
+  return RmsNormFunction::apply(x, weight, eps, type.value_or(x.scalar_type()), nullptr, &context);
+}
+
+FloatInput ApplyRmsNormToInput(const Tensor& x, const Tensor& weight, double eps, TrainingContext& context,
+                               torch::ScalarType type) {
+  c10::intrusive_ptr<RecomputedRows> recomputed;
+  Tensor y = RmsNormFunction::apply(x, weight, eps, type, &recomputed, &context);
+  return {std::move(y), std::move(recomputed)};
 }
 
 std::pair<Tensor, Tensor> RmsNormGradients(const Tensor& x, const Tensor& weight, const Tensor& rstd,
@@ -173,10 +222,21 @@ Tensor ApplyRope(const Tensor& x, std::int64_t num_heads, const std::int32_t* po
   return RopeFunction::apply(x, num_heads, position, cos, sin, table_positions, &context);
 }
 
+Tensor ApplyTransientAdd(const Tensor& h, const Tensor& y, TrainingContext& context) {
+  return TransientAddFunction::apply(h, y, &context);
+}
+
 Tensor ApplyGatedMul(kernels::Activation activation, const Tensor& gate, const Tensor& up, TrainingContext& context,
                      std::optional<torch::ScalarType> type, std::optional<torch::ScalarType> kept) {
   const torch::ScalarType result = type.value_or(gate.scalar_type());
-  return GatedMulFunction::apply(activation, gate, up, result, kept.value_or(result), &context);
+  return GatedMulFunction::apply(activation, gate, up, result, kept.value_or(result), nullptr, &context);
+}
+
+FloatInput ApplyGatedMulToInput(kernels::Activation activation, const Tensor& gate, const Tensor& up,
+                                TrainingContext& context, torch::ScalarType type, torch::ScalarType kept) {
+  c10::intrusive_ptr<RecomputedRows> recomputed;
+  Tensor y = GatedMulFunction::apply(activation, gate, up, type, kept, &recomputed, &context);
+  return {std::move(y), std::move(recomputed)};
 }
 
 }  // namespace nibble::trainer

@@ -113,6 +113,7 @@ class CodedModel : public ExactModel {
   bool serving_made_ = false;   // of the current parameters
   model::DecoderWeights serving_;
   std::vector<Tensor> served_vectors_;  // what serving_ reads of norms and biases
+  Tensor served_panels_;                // of a frozen head
   std::set<std::string> saved_;         // the base's tensors of which an adapter trains copies
   std::vector<Tensor> tensors_;
   std::vector<Parameter> parameters_;  // those of tensors_, then those that the linears made
@@ -134,16 +135,18 @@ class CodedOps {
     return model_.options_.activation_checkpointing ? RunRecomputed(std::move(h), body) : body(std::move(h));
   }
   void BeginLayer(std::int64_t) {}
-  Input NormInput(const Tensor& x, std::int64_t layer, Norm norm, LinearKind kind) {
+  Input NormInput(const FloatInput& input, std::int64_t layer, Norm norm, LinearKind kind) {
+    const Tensor& x = input.x;
     const std::span<const LinearKind> readers = model::ReadersOf(norm, kind);
     if (!std::all_of(readers.begin(), readers.end(), [&](auto k) { return model_.linears_->reads_codes(k); })) {
       return {ApplyRmsNorm(x, Weight(layer, norm), Eps(norm), model_.context_, model_.linears_->float_rows()), nullptr};
     }
     // Norms before single linears share x, so a rounded copy for each would take more memory.
     const torch::ScalarType kept = norm < Norm::kBeforeQ ? model_.Kept(x.scalar_type()) : x.scalar_type();
-    return NormCodedInput(x, Weight(layer, norm), Eps(norm), model_.linears_->rows(), model_.context_, kept);
+    return NormCodedInput(x, Weight(layer, norm), Eps(norm), model_.linears_->rows(), model_.context_, kept,
+                          !model_.linears_->keeps_codes());
   }
-  Input PlainInput(Tensor x, std::int64_t, LinearKind) { return {std::move(x), nullptr}; }
+  Input PlainInput(FloatInput x, std::int64_t, LinearKind) { return {std::move(x), nullptr}; }
   Tensor Linear(const Input& input, std::int64_t layer, LinearKind kind) {
     return model_.linears_->Apply(input, layer, kind, draw_, model_.context_);
   }
@@ -157,15 +160,24 @@ class CodedOps {
     return ApplyRope(x, num_heads, segments_.position(), model_.rope_cos_.data(), model_.rope_sin_.data(),
                      model_.positions_, model_.context_);
   }
-  Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t) {
-    return ApplySegmentAttention(q, k, v, segments_, model_.config_.num_heads, model_.config_.num_kv_heads,
-                                 model_.context_, TypeBefore(LinearKind::kO), model_.Kept(TypeBefore(LinearKind::kO)));
+  FloatInput Attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t) {
+    const torch::ScalarType type = TypeBefore(LinearKind::kO);
+    FloatInput mixed =
+        ApplySegmentAttentionToInput(q, k, v, segments_, model_.config_.num_heads, model_.config_.num_kv_heads,
+                                     model_.context_, type, model_.Kept(type));
+    return model_.linears_->keeps_codes() ? FloatInput(mixed.x) : mixed;
   }
-  Tensor Gated(const Tensor& gate, const Tensor& up) {
-    return ApplyGatedMul(model_.config_.activation, gate, up, model_.context_, TypeBefore(LinearKind::kDown),
-                         model_.Kept(TypeBefore(LinearKind::kDown)));
+  FloatInput Gated(const Tensor& gate, const Tensor& up) {
+    const torch::ScalarType type = TypeBefore(LinearKind::kDown), kept = model_.Kept(type);
+    if (kept == type || model_.linears_->keeps_codes())
+      return ApplyGatedMul(model_.config_.activation, gate, up, model_.context_, type, kept);
+    return ApplyGatedMulToInput(model_.config_.activation, gate, up, model_.context_, type, kept);
   }
-  Tensor Add(const Tensor& h, const Tensor& y) { return h + y; }
+  // Norms of blocks keep rounded copies of h; norms before single linears keep h.
+  Tensor Add(const Tensor& h, const Tensor& y) {
+    const bool kept = model_.Kept(torch::kFloat32) == torch::kFloat32 || HasNorm(model_.config_, Norm::kBeforeQ);
+    return kept ? h + y : ApplyTransientAdd(h, y, model_.context_);
+  }
   Tensor FinalNorm(const Tensor& h) {
     return ApplyRmsNorm(h, model_.final_norm_.to(torch::kFloat32), model_.config_.rms_norm_eps, model_.context_);
   }
@@ -234,7 +246,7 @@ absl::Status CodedModel::Refresh() {
     }
     if (head_.master.defined() && config_.tied_embeddings) {
       head_.served = embedding_served_;
-      PackDense(head_.served, head_.panels);
+      if (head_.master.requires_grad()) PackDense(head_.served, head_.panels, context_.stream);
     } else if (head_.master.defined()) {
       head_.Round();
     }
@@ -318,6 +330,7 @@ const model::DecoderWeights& CodedModel::ServingWeights() {
 void CodedModel::EndServing() {
   serving_made_ = false;
   served_vectors_.clear();
+  served_panels_.reset();
   linears_->EndServing();
 }
 
@@ -432,7 +445,8 @@ void CodedModel::MakeServingWeights() {
     serving_.head.int8 = int8_head_->weight;
   } else {
     serving_.head.kind = model::LinearWeight::Kind::kDense;
-    serving_.head.dense = head_.packed();
+    const bool frozen = !head_.panels.defined();
+    serving_.head.dense = frozen ? PackDense(head_.served, served_panels_, context_.stream) : head_.packed();
   }
   serving_.rope_cos = rope_cos_.data();
   serving_.rope_sin = rope_sin_.data();

@@ -18,10 +18,14 @@ using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-CodedRows MakeRows(std::int64_t rows, std::int64_t cols, const CodedRowOptions& options) {
+constexpr char kCols[] = "input_cols", kRecomputed[] = "input_recomputed";
+
+// transient: null, or where the codes are allocated.
+CodedRows MakeRows(std::int64_t rows, std::int64_t cols, const CodedRowOptions& options, TransientMemory* transient) {
   const torch::ScalarType type = options.activations.bits == 16 ? torch::kInt16 : torch::kInt8;
-  CodedRows made = {torch::empty({rows, kernels::Int8PaddedK(cols)}, type), torch::empty({rows}, torch::kFloat32),
-                    cols};
+  const std::vector<std::int64_t> sizes = {rows, kernels::Int8PaddedK(cols)};
+  CodedRows made = {transient != nullptr ? transient->Empty(sizes, type) : torch::empty(sizes, type),
+                    torch::empty({rows}, torch::kFloat32), cols};
   if (options.max_outliers > 0) {
     made.num_outliers = torch::empty({rows}, torch::kInt32);
     made.outlier_index = torch::empty({rows, kernels::kMaxOutliers}, torch::kInt32);
@@ -30,28 +34,50 @@ CodedRows MakeRows(std::int64_t rows, std::int64_t cols, const CodedRowOptions& 
   return made;
 }
 
+// rstd: null, or one number per row, overwritten.
+CodedRows NormRows(const Tensor& x, const Tensor& weight, double eps, const CodedRowOptions& options, float* rstd,
+                   bool transient, TrainingContext& context) {
+  CodedRows rows = MakeRows(NumRows(x), x.size(-1), options, transient ? &context.transient : nullptr);
+  ThrowIfError(kernels::RmsNormQuantize({.x = ViewOf(x),
+                                         .weight = weight.data_ptr<float>(),
+                                         .eps = static_cast<float>(eps),
+                                         .out = rows.view(),
+                                         .max_outliers = options.max_outliers,
+                                         .how = options.activations,
+                                         .rstd = rstd},
+                                        context.stream));
+  return rows;
+}
+
+CodedRows Quantize(const Tensor& x, const CodedRowOptions& options, TransientMemory* transient,
+                   const kernels::Stream& stream) {
+  CodedRows rows = MakeRows(NumRows(x), x.size(-1), options, transient);
+  ThrowIfError(kernels::QuantizeActivations(
+      {.x = ViewOf(x), .out = rows.view(), .max_outliers = options.max_outliers, .how = options.activations}, stream));
+  return rows;
+}
+
 struct NormRowsFunction : torch::autograd::Function<NormRowsFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, double eps,
                         const CodedRowOptions* options, torch::ScalarType kept, TrainingContext* context,
-                        CodedRows* rows) {
+                        CodedRows* rows, bool recompute, c10::intrusive_ptr<RecomputedRows>* recomputed) {
     Remember(ctx, "context", context);
     Remember(ctx, "options", options);
-    *rows = MakeRows(NumRows(x), x.size(-1), *options);
     const Tensor rstd = torch::empty({NumRows(x)}, torch::kFloat32);
-    ThrowIfError(kernels::RmsNormQuantize({.x = ViewOf(x),
-                                           .weight = weight.data_ptr<float>(),
-                                           .eps = static_cast<float>(eps),
-                                           .out = rows->view(),
-                                           .max_outliers = options->max_outliers,
-                                           .how = options->activations,
-                                           .rstd = rstd.data_ptr<float>()},
-                                          context->stream));
+    recompute = recompute && kept != x.scalar_type() && !ScaleHasGradient(*options);
+    *rows = NormRows(x, weight, eps, *options, rstd.data_ptr<float>(), recompute, *context);
     ctx->saved_data["eps"] = eps;
     ctx->saved_data["type"] = static_cast<std::int64_t>(x.scalar_type());
     if (ScaleHasGradient(*options)) {
       ctx->save_for_backward({x, weight, rstd, rows->codes, rows->scale});
     } else {
-      ctx->save_for_backward({x.to(kept), weight, rstd});
+      const Tensor copy = x.to(kept);
+      ctx->save_for_backward({copy, weight, rstd});
+      if (recompute) {
+        *recomputed = c10::make_intrusive<RecomputedRows>([copy, w = weight.detach(), eps, options, context] {
+          return NormRows(copy, w, eps, *options, nullptr, true, *context).Values(*context);
+        });
+      }
     }
     // This tensor only connects the graph. All its elements are one number in memory (strides of 0), because the values
     // of the rows are in the codes.
@@ -80,7 +106,7 @@ struct NormRowsFunction : torch::autograd::Function<NormRowsFunction> {
     }
     const auto type = static_cast<torch::ScalarType>(ctx->saved_data["type"].toInt());
     const auto [grad_x, grad_weight] = RmsNormGradients(x, weight, rstd, g, context, type);
-    return {grad_x, grad_weight, Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {grad_x, grad_weight, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -95,16 +121,43 @@ std::vector<std::int64_t> ShapeWith(const Tensor& x, std::int64_t last) {
 }
 
 CodedRows QuantizeRows(const Tensor& x, const CodedRowOptions& options, const TrainingContext& context) {
-  CodedRows rows = MakeRows(NumRows(x), x.size(-1), options);
-  ThrowIfError(kernels::QuantizeActivations(
-      {.x = ViewOf(x), .out = rows.view(), .max_outliers = options.max_outliers, .how = options.activations},
-      context.stream));
-  return rows;
+  return Quantize(x, options, nullptr, context.stream);
 }
 
-CodedInput WithRows(const CodedInput& input, const CodedRowOptions& options, const TrainingContext& context) {
+CodedInput WithRows(const CodedInput& input, const CodedRowOptions& options, TrainingContext& context) {
   if (input.rows != nullptr) return input;
-  return {input.x, std::make_shared<CodedRows>(QuantizeRows(input.x, options, context))};
+  c10::intrusive_ptr<RecomputedRows> recomputed;
+  if (input.recomputed.defined()) {
+    recomputed = c10::make_intrusive<RecomputedRows>([x = input.recomputed, &options, &context] {
+      return Quantize(x->Values(), options, &context.transient, context.stream).Values(context);
+    });
+  }
+  TransientMemory* transient = recomputed.defined() ? &context.transient : nullptr;
+  auto rows = std::make_shared<CodedRows>(Quantize(input.x, options, transient, context.stream));
+  return {{input.x, std::move(recomputed)}, std::move(rows)};
+}
+
+void KeepInput(AutogradContext* ctx, const CodedInput& input, variable_list kept) {
+  if (input.recomputed.defined()) {
+    ctx->saved_data[kRecomputed] = torch::IValue::make_capsule(input.recomputed);
+  } else if (input.rows != nullptr) {
+    ctx->saved_data[kCols] = input.rows->cols;
+    const variable_list tensors = input.rows->tensors();
+    kept.insert(kept.end(), tensors.begin(), tensors.end());
+  } else {
+    kept.push_back(input.x);
+  }
+  ctx->save_for_backward(std::move(kept));
+}
+
+Tensor TakeInput(AutogradContext* ctx, const variable_list& saved, std::size_t num_kept, TrainingContext& context) {
+  const auto cols = ctx->saved_data.find(kCols);
+  if (cols != ctx->saved_data.end()) return CodedRows::Of(saved, num_kept, cols->second.toInt()).Values(context);
+  const auto recomputed = ctx->saved_data.find(kRecomputed);
+  if (recomputed == ctx->saved_data.end()) return saved[num_kept];
+  const c10::intrusive_ptr<torch::CustomClassHolder> rows = recomputed->second.toCapsule();
+  ctx->saved_data.erase(recomputed);
+  return static_cast<RecomputedRows&>(*rows).Values();
 }
 
 bool ScaleHasGradient(const CodedRowOptions& options) {
@@ -148,12 +201,20 @@ Tensor CodedRows::Values(const kernels::Stream& stream) const {
   return values;
 }
 
+Tensor CodedRows::Values(TrainingContext& context) const {
+  Tensor values = context.transient.Empty({codes.size(0), cols});
+  model::RowValues(view(), ViewOf(values), context.stream);
+  return values;
+}
+
 CodedInput NormCodedInput(const Tensor& x, const Tensor& weight, double eps, const CodedRowOptions& options,
-                          TrainingContext& context, std::optional<torch::ScalarType> kept) {
+                          TrainingContext& context, std::optional<torch::ScalarType> kept, bool recompute) {
   auto rows = std::make_shared<CodedRows>();
+  c10::intrusive_ptr<RecomputedRows> recomputed;
   const torch::ScalarType type = kept.value_or(x.scalar_type());
-  Tensor carrier = NormRowsFunction::apply(x, weight, eps, &options, type, &context, rows.get());
-  return {std::move(carrier), std::move(rows)};
+  Tensor carrier =
+      NormRowsFunction::apply(x, weight, eps, &options, type, &context, rows.get(), recompute, &recomputed);
+  return {{std::move(carrier), std::move(recomputed)}, std::move(rows)};
 }
 
 }  // namespace nibble::trainer

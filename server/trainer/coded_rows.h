@@ -1,6 +1,7 @@
 // Rows of integer codes, as linears of a quantized model read them, with gradients. The serving kernels make them, so
 // training reads the rows of the served model. In the backward pass the gradient passes straight through the quantizer.
 #pragma once
+#include <torch/autograd.h>
 #include <torch/types.h>
 
 #include <cstddef>
@@ -12,6 +13,7 @@
 #include "kernels/formats/int8.h"
 #include "server/trainer/autograd.h"
 #include "server/trainer/coded_options.h"
+#include "server/trainer/recomputed_rows.h"
 
 namespace nibble::trainer {
 
@@ -31,26 +33,37 @@ struct CodedRows {
   }
 
   kernels::QuantizedRows view() const;
-  // The values [T, K] f32 that the rows stand for.
+  // The values [T, K] f32 that the rows stand for; with a context in transient memory.
   torch::Tensor Values(const kernels::Stream& stream) const;
+  torch::Tensor Values(TrainingContext& context) const;
 };
 
-// Input of linears. With rows, `x` only carries their gradient: it has the shape but no memory of its own.
-struct CodedInput {
-  torch::Tensor x;                        // [..., K] f32 | bf16; all dimensions but the last are rows
+// Input of linears; all dimensions of x but the last are rows. With `rows`, x only carries their gradient: it has the
+// shape but no memory of its own, and recomputed rows are the values in f32 that they stand for.
+struct CodedInput : FloatInput {
   std::shared_ptr<const CodedRows> rows;  // null: the linear quantizes x itself
 };
 
+// Makes the node of a linear save the tensors `kept`, and of its input the recomputed rows; without these the codes,
+// and without codes x.
+void KeepInput(torch::autograd::AutogradContext* ctx, const CodedInput& input, torch::autograd::variable_list kept);
+// The values of the input of such a node, once. `saved`: its saved tensors, of which num_kept came before the input.
+// The node gives up recomputed rows, so that they are freed when the last linear that reads them has ended.
+torch::Tensor TakeInput(torch::autograd::AutogradContext* ctx, const torch::autograd::variable_list& saved,
+                        std::size_t num_kept, TrainingContext& context);
+
 CodedRows QuantizeRows(const torch::Tensor& x, const CodedRowOptions& options, const TrainingContext& context);
 
-// `input`, with rows made of x if it has none: so a node keeps the rows and not x.
-CodedInput WithRows(const CodedInput& input, const CodedRowOptions& options, const TrainingContext& context);
+// `input`, with rows made of x if it has none: so a node keeps the rows and not x. If x can be recomputed, the rows
+// have transient memory, and their values can be recomputed instead.
+CodedInput WithRows(const CodedInput& input, const CodedRowOptions& options, TrainingContext& context);
 
 // rms_norm and quantizer in one node, for all linears that follow. Keeps x in `kept` (default: x's type) and one number
-// per row; if the rows' scale has a gradient, x as it is and also the rows.
+// per row; if the rows' scale has a gradient, x as it is and also the rows. `recompute`: if a copy of x is kept, the
+// rows have transient memory, and their values can be recomputed.
 CodedInput NormCodedInput(const torch::Tensor& x, const torch::Tensor& weight, double eps,
                           const CodedRowOptions& options, TrainingContext& context,
-                          std::optional<torch::ScalarType> kept = std::nullopt);
+                          std::optional<torch::ScalarType> kept = std::nullopt, bool recompute = false);
 
 // Whether a gradient flows through the rows' scale. Otherwise the gradient of the rows passes straight through: a scale
 // that is made from a row's own maximum clips nothing.

@@ -25,6 +25,7 @@ using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+constexpr std::int64_t kHeadSlice = 1024;     // rows of a head whose panels are made at once: they fit into a cache
 constexpr std::int64_t kEmbeddingGrain = 64;  // minimum columns per thread: some cache lines
 
 struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
@@ -181,7 +182,7 @@ struct DenseLinearFunction : torch::autograd::Function<DenseLinearFunction> {
 
 void DenseWeight::Round() {
   served = master.detach().to(torch::kBFloat16);
-  PackDense(served, panels);
+  if (master.requires_grad()) PackDense(served, panels);
 }
 
 kernels::PackedDenseWeight DenseWeight::packed() const {
@@ -205,7 +206,19 @@ Tensor ApplyEmbedding(const std::vector<std::int32_t>& ids, const Tensor& table,
 
 Tensor DenseLogits(const Tensor& hidden, const DenseWeight& head, TrainingContext& context) {
   Tensor logits = torch::empty({hidden.size(0), head.served.size(0)}, torch::kFloat32);
-  ThrowIfError(kernels::MatmulDense({.x = ViewOf(hidden), .w = head.packed(), .y = ViewOf(logits)}, context.stream));
+  const auto multiply = [&](const kernels::PackedDenseWeight& w, const kernels::Matrix& y) {
+    ThrowIfError(kernels::MatmulDense({.x = ViewOf(hidden), .w = w, .y = y}, context.stream));
+  };
+  if (head.panels.defined()) {
+    multiply(head.packed(), ViewOf(logits));
+    return logits;
+  }
+  Tensor panels;
+  for (std::int64_t begin = 0; begin < head.served.size(0); begin += kHeadSlice) {
+    const std::int64_t count = std::min(kHeadSlice, head.served.size(0) - begin);
+    multiply(PackDense(head.served.narrow(0, begin, count), panels, context.stream),
+             kernels::Columns(ViewOf(logits), begin, count));
+  }
   return logits;
 }
 

@@ -26,9 +26,11 @@ torch::Tensor ApplyEmbedding(const std::vector<std::int32_t>& ids, const torch::
 struct DenseWeight {
   torch::Tensor master;  // [N, K] f32 | bf16 parameter; undefined if it is frozen
   torch::Tensor served;  // [N, K] bf16
-  torch::Tensor panels;  // of served
+  // Of served. Undefined for a frozen head: DenseLogits makes them in slices, because all together take as much memory
+  // as the head.
+  torch::Tensor panels;
 
-  // Makes the served form and its panels from the master.
+  // Makes the served form, and its panels if it is trained, from the master.
   void Round();
   kernels::PackedDenseWeight packed() const;
 };

@@ -5,6 +5,7 @@
 #include <torch/utils.h>
 
 #include "kernels/ops/matmul/matmul_library.h"
+#include "server/trainer/coded_rows.h"
 #include "server/trainer/held_gradient.h"
 #include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"
@@ -22,15 +23,15 @@ Tensor WeightIn(const FloatLinear& linear, torch::ScalarType type) {
 }
 
 struct FloatLinearFunction : torch::autograd::Function<FloatLinearFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& master, const FloatLinear* linear,
-                        TrainingContext* context) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& master, const CodedInput* input,
+                        const FloatLinear* linear, TrainingContext* context) {
     ThrowIfCancelled(context->cancelled);
     Remember(ctx, "context", context);
     Remember(ctx, "linear", linear);
     const Tensor y = context->transient.Empty({x.size(0), master.size(0)});
     ThrowIfError(kernels::MatmulLibrary(
         {.x = ViewOf(x), .w = ViewOf(WeightIn(*linear, x.scalar_type())), .y = ViewOf(y)}, context->stream));
-    ctx->save_for_backward({x});
+    KeepInput(ctx, *input, {});
     return y;
   }
 
@@ -38,11 +39,11 @@ struct FloatLinearFunction : torch::autograd::Function<FloatLinearFunction> {
     TrainingContext& context = Recall<TrainingContext>(ctx, "context");
     ThrowIfCancelled(context.cancelled);
     const auto& linear = Recall<const FloatLinear>(ctx, "linear");
-    const Tensor x = ctx->get_saved_variables()[0];
+    const Tensor x = TakeInput(ctx, ctx->get_saved_variables(), 0, context);
     const torch::ScalarType type = context.scratch.scalar_type();
     const Tensor g = grads[0].contiguous().to(type);
     const Tensor grad_x = torch::mm(g, WeightIn(linear, type)).to(x.scalar_type());
-    return {grad_x, AddOrReturnProduct(linear.master, g, x.to(type), context.stream), Tensor(), Tensor()};
+    return {grad_x, AddOrReturnProduct(linear.master, g, x.to(type), context.stream), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -58,8 +59,9 @@ void FloatLinear::Round() {
   rounded.copy_(master);
 }
 
-Tensor ApplyFloatLinear(const Tensor& x, const FloatLinear& linear, TrainingContext& context) {
-  const Tensor y = FloatLinearFunction::apply(x, linear.master, &linear, &context);
+Tensor ApplyFloatLinear(const FloatInput& input, const FloatLinear& linear, TrainingContext& context) {
+  const CodedInput kept = {input, nullptr};
+  const Tensor y = FloatLinearFunction::apply(input.x, linear.master, &kept, &linear, &context);
   return linear.bias.defined() ? y + linear.bias : y;
 }
 

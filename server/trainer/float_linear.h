@@ -15,7 +15,8 @@ struct FloatLinear {
 };
 
 // y = x W^T + bias. An f32 x [T, K] is multiplied by the master, which is then f32 too; a bf16 x by the rounded weight.
-// The result is [T, N] f32. Backward products have the scratch's type.
-torch::Tensor ApplyFloatLinear(const torch::Tensor& x, const FloatLinear& linear, TrainingContext& context);
+// The result is [T, N] f32. Backward products have the scratch's type. The graph keeps x unless the input has
+// recomputed rows.
+torch::Tensor ApplyFloatLinear(const FloatInput& input, const FloatLinear& linear, TrainingContext& context);
 
 }  // namespace nibble::trainer

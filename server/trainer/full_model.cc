@@ -29,10 +29,11 @@ using torch::Tensor;
 
 struct FullParts : DecoderParts {
   Tensor Embed(const Pass& pass) override { return ApplyEmbedding(pass.tokens, embedding, embedding, context); }
-  Tensor Linear(const Tensor& x, std::int64_t layer, LinearKind kind, const Pass& pass) override {
+  Tensor Linear(const FloatInput& input, std::int64_t layer, LinearKind kind, const Pass& pass) override {
     const auto l = static_cast<std::size_t>(layer);
     const auto k = static_cast<std::size_t>(kind);
-    if (!RunsInt8(k)) return ApplyFloatLinear(x, linears[l][k], context);
+    if (!RunsInt8(k)) return ApplyFloatLinear(input, linears[l][k], context);
+    const Tensor& x = input.x;
     // Rows of padding would change the scales of columns and of whole tensors. A float forward product needs them
     // (kRowQuantum).
     const std::int64_t tokens = int8->how.forward ? pass.segments->num_tokens() : x.size(0);

@@ -55,14 +55,10 @@ struct FrozenMergedFunction : torch::autograd::Function<FrozenMergedFunction> {
 };
 
 struct MergedFunction : torch::autograd::Function<MergedFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& a, const Tensor& b, const CodedRows* rows,
-                        const MergedWeight* weight, TrainingContext* context) {
-    const Tensor y = Forward(ctx, x, *rows, weight, context);
-    ctx->saved_data["cols"] = rows->cols;
-    variable_list kept = {a, b};
-    const variable_list tensors = rows->tensors();
-    kept.insert(kept.end(), tensors.begin(), tensors.end());
-    ctx->save_for_backward(kept);
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& a, const Tensor& b,
+                        const CodedInput* input, const MergedWeight* weight, TrainingContext* context) {
+    const Tensor y = Forward(ctx, x, *input->rows, weight, context);
+    KeepInput(ctx, *input, {a, b});
     return y;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -70,13 +66,12 @@ struct MergedFunction : torch::autograd::Function<MergedFunction> {
     const auto& weight = Recall<const MergedWeight>(ctx, "weight");
     ThrowIfCancelled(context.cancelled);
     const variable_list saved = ctx->get_saved_variables();
-    const CodedRows rows = CodedRows::Of(saved, 2, ctx->saved_data["cols"].toInt());
     const torch::ScalarType type = context.scratch.scalar_type();
     const Tensor gradient = grads[0].contiguous();
     Tensor grad_x;
     if (ctx->needs_input_grad(0)) grad_x = InputGradient(gradient, weight, context);
     const Tensor a = saved[0].to(type), b = saved[1].to(type);
-    const Tensor g = PadTo(gradient, type), x = PadTo(rows.Values(context.stream), type);
+    const Tensor g = PadTo(gradient, type), x = PadTo(TakeInput(ctx, saved, 2, context), type);
     const Tensor grad_b = torch::mm(g.t(), torch::mm(x, a.t()).mul_(weight.scaling));
     const Tensor grad_a = torch::mm(torch::mm(g, b).mul_(weight.scaling).t(), x);
     return {grad_x, grad_a.to(torch::kFloat32), grad_b.to(torch::kFloat32), Tensor(), Tensor(), Tensor()};
@@ -102,10 +97,9 @@ void MergedWeight::Merge(MergeScratch& scratch, const kernels::Stream& stream) {
 }
 
 Tensor ApplyMergedLinear(const CodedInput& input, const MergedWeight& weight, TrainingContext& context) {
-  const CodedRows* rows = input.rows.get();
   const Tensor y = weight.lora_a.defined()
-                       ? MergedFunction::apply(input.x, weight.lora_a, weight.lora_b, rows, &weight, &context)
-                       : FrozenMergedFunction::apply(input.x, rows, &weight, &context);
+                       ? MergedFunction::apply(input.x, weight.lora_a, weight.lora_b, &input, &weight, &context)
+                       : FrozenMergedFunction::apply(input.x, input.rows.get(), &weight, &context);
   return weight.bias.defined() ? y + weight.bias : y;
 }
 

@@ -82,7 +82,8 @@ std::pair<Tensor, Tensor> Attend(const Tensor& q, const Tensor& k, const Tensor&
 struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                         const PagedSegments* segments, std::int64_t num_heads, std::int64_t num_kv_heads,
-                        torch::ScalarType type, torch::ScalarType kept, TrainingContext* context) {
+                        torch::ScalarType type, torch::ScalarType kept, c10::intrusive_ptr<RecomputedRows>* recomputed,
+                        TrainingContext* context) {
     Remember(ctx, "segments", segments);
     Remember(ctx, "context", context);
     ctx->saved_data["heads"] = num_heads;
@@ -94,7 +95,11 @@ struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunc
     if (kept == torch::kFloat32 && cached != kept) {
       ctx->save_for_backward({q, k.to(cached), v.to(cached)});
     } else {
-      ctx->save_for_backward({q.to(kept), k.to(kept), v.to(kept), out.to(kept), logsumexp});
+      const Tensor copy = out.to(kept);
+      ctx->save_for_backward({q.to(kept), k.to(kept), v.to(kept), copy, logsumexp});
+      if (kept != type && recomputed != nullptr) {
+        *recomputed = c10::make_intrusive<RecomputedRows>([copy, type] { return copy.to(type); });
+      }
     }
     return out;
   }
@@ -139,7 +144,7 @@ struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunc
                                                .grad_v = kv(grad_v)},
                                               context.stream));
     });
-    return {grad_q, grad_k, grad_v, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {grad_q, grad_k, grad_v, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -186,7 +191,17 @@ Tensor ApplySegmentAttention(const Tensor& q, const Tensor& k, const Tensor& v, 
                              std::int64_t num_heads, std::int64_t num_kv_heads, TrainingContext& context,
                              torch::ScalarType type, std::optional<torch::ScalarType> kept) {
   return SegmentAttentionFunction::apply(q.contiguous(), k.contiguous(), v.contiguous(), &segments, num_heads,
-                                         num_kv_heads, type, kept.value_or(type), &context);
+                                         num_kv_heads, type, kept.value_or(type), nullptr, &context);
+}
+
+FloatInput ApplySegmentAttentionToInput(const Tensor& q, const Tensor& k, const Tensor& v,
+                                        const PagedSegments& segments, std::int64_t num_heads,
+                                        std::int64_t num_kv_heads, TrainingContext& context, torch::ScalarType type,
+                                        torch::ScalarType kept) {
+  c10::intrusive_ptr<RecomputedRows> recomputed;
+  Tensor out = SegmentAttentionFunction::apply(q.contiguous(), k.contiguous(), v.contiguous(), &segments, num_heads,
+                                               num_kv_heads, type, kept, &recomputed, &context);
+  return {std::move(out), std::move(recomputed)};
 }
 
 }  // namespace nibble::trainer

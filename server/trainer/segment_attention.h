@@ -55,6 +55,11 @@ torch::Tensor ApplySegmentAttention(const torch::Tensor& q, const torch::Tensor&
                                     const PagedSegments& segments, std::int64_t num_heads, std::int64_t num_kv_heads,
                                     TrainingContext& context, torch::ScalarType type,
                                     std::optional<torch::ScalarType> kept = std::nullopt);
+// The same as input of a linear, which can compute it again if the graph keeps a copy in another type.
+FloatInput ApplySegmentAttentionToInput(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
+                                        const PagedSegments& segments, std::int64_t num_heads,
+                                        std::int64_t num_kv_heads, TrainingContext& context, torch::ScalarType type,
+                                        torch::ScalarType kept);
 
 // Rows between two calls of `cancelled`: they take some seconds at 16k tokens of a model with 8 billion parameters.
 inline constexpr std::int64_t kForwardRows = 1024;

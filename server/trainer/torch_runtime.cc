@@ -136,11 +136,16 @@ torch::ScalarType ToTorch(kernels::DType dtype) {
   return dtype == kernels::DType::kBF16 ? torch::kBFloat16 : torch::kFloat32;
 }
 
-kernels::PackedDenseWeight PackDense(const torch::Tensor& w, torch::Tensor& panels) {
+kernels::PackedDenseWeight PackDense(const torch::Tensor& w, torch::Tensor& panels, const kernels::Stream& stream) {
   const std::int64_t rows = w.size(0), cols = w.size(1);
   const kernels::DType dtype = ViewOf(w).dtype;
   if (!panels.defined()) panels = torch::empty({kernels::PackedDenseElements(rows, cols)}, w.scalar_type());
-  kernels::PackDenseWeight(w.data_ptr(), dtype, rows, cols, panels.data_ptr());
+  // A thread packs whole panels of 16 rows.
+  stream.ParallelFor((rows + 15) / 16, 4, [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t first = begin * 16, count = std::min(end * 16, rows) - first;
+    kernels::PackDenseWeight(static_cast<const char*>(w.data_ptr()) + first * cols * w.element_size(), dtype, count,
+                             cols, static_cast<char*>(panels.data_ptr()) + first * cols * w.element_size());
+  });
   return {panels.data_ptr(), dtype, rows, cols};
 }
 

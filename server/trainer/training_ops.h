@@ -39,8 +39,8 @@ class DecoderParts {
   // Rows [T, hidden] f32. The residual stream is f32, as in serving: in bf16 each layer would round it, and the served
   // model would differ from the trained one.
   virtual torch::Tensor Embed(const Pass& pass) = 0;
-  // x [T, K] has the compute type; returns [T, N] f32.
-  virtual torch::Tensor Linear(const torch::Tensor& x, std::int64_t layer, model::LinearKind kind,
+  // input.x [T, K] has the compute type; returns [T, N] f32.
+  virtual torch::Tensor Linear(const FloatInput& input, std::int64_t layer, model::LinearKind kind,
                                const Pass& pass) = 0;
   // Weights [K] f32 of a norm that the model has.
   virtual torch::Tensor NormWeight(std::int64_t layer, model::Norm norm) = 0;
@@ -60,7 +60,7 @@ class DecoderParts {
 class TrainingOps {
  public:
   using Tensor = torch::Tensor;
-  using Input = torch::Tensor;
+  using Input = FloatInput;
 
   TrainingOps(DecoderParts& parts, const Pass& pass) : parts_(parts), pass_(pass) {}
 
@@ -70,15 +70,15 @@ class TrainingOps {
     return parts_.checkpointing ? RunRecomputed(std::move(h), body) : body(std::move(h));
   }
   void BeginLayer(std::int64_t) {}
-  Input NormInput(const Tensor& x, std::int64_t layer, model::Norm norm, model::LinearKind) {
-    return Normed(x, layer, norm, parts_.compute);
+  Input NormInput(const Input& input, std::int64_t layer, model::Norm norm, model::LinearKind) {
+    return ApplyRmsNormToInput(input.x, parts_.NormWeight(layer, norm), Eps(norm), parts_.context, parts_.compute);
   }
-  Input PlainInput(Tensor x, std::int64_t, model::LinearKind) { return x; }  // x has the type of TypeBefore
+  Input PlainInput(Input input, std::int64_t, model::LinearKind) { return input; }  // has the type of TypeBefore
   Tensor Linear(const Input& input, std::int64_t layer, model::LinearKind kind) {
     return parts_.Linear(input, layer, kind, pass_);
   }
   Tensor NormRows(const Tensor& x, std::int64_t layer, model::Norm norm) {
-    return Normed(x, layer, norm, torch::kFloat32);
+    return ApplyRmsNorm(x, parts_.NormWeight(layer, norm), Eps(norm), parts_.context, torch::kFloat32);
   }
   Tensor NormHeads(const Tensor& x, std::int64_t layer, model::Norm norm, std::int64_t num_heads) {
     return NormRows(x.view({x.size(0) * num_heads, x.size(1) / num_heads}), layer, norm).view(x.sizes());
@@ -91,18 +91,21 @@ class TrainingOps {
     return ApplySegmentAttention(q, k, v, *pass_.segments, parts_.config->num_heads, parts_.config->num_kv_heads,
                                  parts_.context, TypeBefore(model::LinearKind::kO));
   }
-  Tensor Gated(const Tensor& gate, const Tensor& up) {
-    return ApplyGatedMul(parts_.config->activation, gate, up, parts_.context, TypeBefore(model::LinearKind::kDown));
+  Input Gated(const Tensor& gate, const Tensor& up) {
+    const torch::ScalarType type = TypeBefore(model::LinearKind::kDown);
+    return ApplyGatedMulToInput(parts_.config->activation, gate, up, parts_.context, type, type);
   }
-  Tensor Add(const Tensor& h, const Tensor& y) { return h + y; }
+  // In bf16, norms keep rounded copies of h.
+  Tensor Add(const Tensor& h, const Tensor& y) {
+    return parts_.compute == torch::kFloat32 ? h + y : ApplyTransientAdd(h, y, parts_.context);
+  }
   Tensor FinalNorm(const Tensor& h) {
     return ApplyRmsNorm(h, parts_.FinalNormWeight(), parts_.config->rms_norm_eps, parts_.context, parts_.head_type);
   }
 
  private:
-  Tensor Normed(const Tensor& x, std::int64_t layer, model::Norm norm, torch::ScalarType type) {
-    const double eps = norm >= model::Norm::kBeforeQ ? parts_.config->linear_norm_eps : parts_.config->rms_norm_eps;
-    return ApplyRmsNorm(x, parts_.NormWeight(layer, norm), eps, parts_.context, type);
+  double Eps(model::Norm norm) const {
+    return norm >= model::Norm::kBeforeQ ? parts_.config->linear_norm_eps : parts_.config->rms_norm_eps;
   }
   // An input that is normed right before the linear stays in f32 (model/serving_ops.h).
   torch::ScalarType TypeBefore(model::LinearKind kind) const {
