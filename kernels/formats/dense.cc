@@ -6,10 +6,12 @@ namespace {
 template <typename T>
 void Pack(const T* weight, std::int64_t n, std::int64_t k, T* panels) {
   for (std::int64_t panel = 0; panel * 16 < n; ++panel) {
-    for (std::int64_t lane = 0; lane < 16; ++lane) {
-      const std::int64_t row = panel * 16 + lane;
-      T* out = panels + panel * 16 * k + lane;
-      for (std::int64_t i = 0; i < k; ++i) out[i * 16] = row < n ? weight[row * k + i] : T{};
+    const T* rows = weight + panel * 16 * k;
+    T* out = panels + panel * 16 * k;
+    const std::int64_t count = n - panel * 16 < 16 ? n - panel * 16 : 16;
+    for (std::int64_t i = 0; i < k; ++i, out += 16) {
+      for (std::int64_t lane = 0; lane < count; ++lane) out[lane] = rows[lane * k + i];
+      for (std::int64_t lane = count; lane < 16; ++lane) out[lane] = T{};
     }
   }
 }

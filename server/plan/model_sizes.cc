@@ -54,14 +54,17 @@ std::int64_t CodedGraphBytes(const model::ModelConfig& c, std::int64_t element, 
          2 * 2 * c.kv_size() + HeadNormBytes(c);
 }
 
+// A row of codes without the codes: a scale and outliers.
+constexpr std::int64_t kRowBytes = 4 + 4 + kernels::kMaxOutliers * 8;
+
 std::int64_t CodedTokenBytes(const model::ModelConfig& c, std::int64_t element) {
-  // Four inputs of linears as rows: codes, a scale and outliers.
-  constexpr std::int64_t kRowBytes = 4 + 4 + kernels::kMaxOutliers * 8;
+  // Four inputs of linears as rows of codes.
   return CodedGraphBytes(c, element, element) + 2 * c.hidden_size + c.q_size() + c.ffn_size + 4 * kRowBytes;
 }
 
 std::int64_t CodedAdapterTokenBytes(const model::ModelConfig& c, std::int64_t element) {
-  return element == 2 && !NormsEachLinear(c) ? CodedGraphBytes(c, element, element) : CodedTokenBytes(c, element);
+  // In f32, the graph keeps no result of attention from which its codes could be made.
+  return CodedGraphBytes(c, element, element) + (element == 4 ? c.q_size() + kRowBytes : 0);
 }
 
 bool NormsEachLinear(const model::ModelConfig& config) {

@@ -36,7 +36,7 @@ std::int64_t RecomputedTokenBytes(const model::ModelConfig& config, std::int64_t
 std::int64_t CodedGraphBytes(const model::ModelConfig& config, std::int64_t element, std::int64_t norm_element);
 // As FloatTokenBytes, if linears read rows of int8 codes; `element` as in CodedGraphBytes.
 std::int64_t CodedTokenBytes(const model::ModelConfig& config, std::int64_t element);
-// The same for linears that need only the values of the codes, which they compute again if `element` is 2.
+// The same for adapters, which compute values of the codes again.
 std::int64_t CodedAdapterTokenBytes(const model::ModelConfig& config, std::int64_t element);
 
 // Whether there is a norm before every linear layer.

@@ -93,7 +93,8 @@ Tensor BaseProduct(const Tensor& x, const CodedRows* rows, const AdapterLinear& 
 void MultiplyDense(const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate, TrainingContext& context) {
   Tensor panels;
   ThrowIfError(kernels::MatmulDense(
-      {.x = ViewOf(x), .w = PackDense(w, panels), .y = ViewOf(y), .accumulate = accumulate}, context.stream));
+      {.x = ViewOf(x), .w = PackDense(w, panels, context.stream), .y = ViewOf(y), .accumulate = accumulate},
+      context.stream));
 }
 
 // y += scaling * (x A^T) B^T. Returns scaling * x A^T [T, r] f32. If the rows are `served`, it uses serving's kernels
@@ -262,8 +263,8 @@ DropoutKey KeyOf(std::uint64_t seed, std::uint64_t micro_batch, std::int64_t lay
 }
 
 model::LoraWeight ServedAdapter::View(const AdapterLinear& linear) {
-  return {.a = PackDense(linear.lora_a, panels_a),
-          .b = PackDense(linear.lora_b, panels_b),
+  return {.a = PackDense(linear.lora_a, panels_a, {}),
+          .b = PackDense(linear.lora_b, panels_b, {}),
           .scaling = static_cast<float>(linear.scaling),
           .dora_factor = linear.dora_factor.defined() ? linear.dora_factor.data_ptr<float>() : nullptr};
 }

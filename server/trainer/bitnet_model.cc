@@ -43,7 +43,7 @@ class BitLinears : public CodedLinears {
     for (int k = 0; k < model::kNumLinearKinds; ++k) {
       Weights& linear = layers_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(k)];
       if (StaysFloat(static_cast<LinearKind>(k))) {
-        linear.dense.Round();
+        linear.dense.Round(stream_);
       } else {
         linear.ternary.Ternarise(stream_, options_.activations.scaling);
       }

@@ -139,12 +139,14 @@ class CodedOps {
     const Tensor& x = input.x;
     const std::span<const LinearKind> readers = model::ReadersOf(norm, kind);
     if (!std::all_of(readers.begin(), readers.end(), [&](auto k) { return model_.linears_->reads_codes(k); })) {
-      return {ApplyRmsNorm(x, Weight(layer, norm), Eps(norm), model_.context_, model_.linears_->float_rows()), nullptr};
+      const torch::ScalarType type = model_.linears_->float_rows();
+      if (!Recomputes()) return {ApplyRmsNorm(x, Weight(layer, norm), Eps(norm), model_.context_, type), nullptr};
+      return {ApplyRmsNormToInput(x, Weight(layer, norm), Eps(norm), model_.context_, type), nullptr};
     }
     // Norms before single linears share x, so a rounded copy for each would take more memory.
     const torch::ScalarType kept = norm < Norm::kBeforeQ ? model_.Kept(x.scalar_type()) : x.scalar_type();
     return NormCodedInput(x, Weight(layer, norm), Eps(norm), model_.linears_->rows(), model_.context_, kept,
-                          !model_.linears_->keeps_codes());
+                          Recomputes());
   }
   Input PlainInput(FloatInput x, std::int64_t, LinearKind) { return {std::move(x), nullptr}; }
   Tensor Linear(const Input& input, std::int64_t layer, LinearKind kind) {
@@ -165,18 +167,18 @@ class CodedOps {
     FloatInput mixed =
         ApplySegmentAttentionToInput(q, k, v, segments_, model_.config_.num_heads, model_.config_.num_kv_heads,
                                      model_.context_, type, model_.Kept(type));
-    return model_.linears_->keeps_codes() ? FloatInput(mixed.x) : mixed;
+    return Recomputes() ? mixed : FloatInput(mixed.x);
   }
   FloatInput Gated(const Tensor& gate, const Tensor& up) {
     const torch::ScalarType type = TypeBefore(LinearKind::kDown), kept = model_.Kept(type);
-    if (kept == type || model_.linears_->keeps_codes())
-      return ApplyGatedMul(model_.config_.activation, gate, up, model_.context_, type, kept);
+    if (!Recomputes()) return ApplyGatedMul(model_.config_.activation, gate, up, model_.context_, type, kept);
     return ApplyGatedMulToInput(model_.config_.activation, gate, up, model_.context_, type, kept);
   }
-  // Norms of blocks keep rounded copies of h; norms before single linears keep h.
   Tensor Add(const Tensor& h, const Tensor& y) {
-    const bool kept = model_.Kept(torch::kFloat32) == torch::kFloat32 || HasNorm(model_.config_, Norm::kBeforeQ);
-    return kept ? h + y : ApplyTransientAdd(h, y, model_.context_);
+    // Without these, the graph keeps rounded copies of the sum.
+    const bool keeps_sum = model_.Kept(torch::kFloat32) == torch::kFloat32 || HasNorm(model_.config_, Norm::kBeforeQ) ||
+                           model_.options_.activation_checkpointing;
+    return keeps_sum || !Recomputes() ? h + y : ApplyTransientAdd(h, y, model_.context_);
   }
   Tensor FinalNorm(const Tensor& h) {
     return ApplyRmsNorm(h, model_.final_norm_.to(torch::kFloat32), model_.config_.rms_norm_eps, model_.context_);
@@ -187,6 +189,7 @@ class CodedOps {
   Tensor Weight(std::int64_t layer, Norm norm) const {
     return model_.norms_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(norm)].to(torch::kFloat32);
   }
+  bool Recomputes() const { return model_.linears_->recomputes_inputs(); }
   // An input that is normed right before the linear stays in f32 (model/serving_ops.h).
   torch::ScalarType TypeBefore(LinearKind kind) const {
     Norm norm;
@@ -248,7 +251,7 @@ absl::Status CodedModel::Refresh() {
       head_.served = embedding_served_;
       if (head_.master.requires_grad()) PackDense(head_.served, head_.panels, context_.stream);
     } else if (head_.master.defined()) {
-      head_.Round();
+      head_.Round(context_.stream);
     }
     // Of frozen matrices only the served forms are read.
     if (embedding_.defined() && !embedding_.requires_grad()) embedding_.reset();

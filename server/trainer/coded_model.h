@@ -48,8 +48,8 @@ class CodedLinears {
   virtual bool reads_codes(model::LinearKind /*kind*/) const { return true; }
   // Type of float rows, f32 or bf16; bf16 if the served linears read float rows.
   virtual torch::ScalarType float_rows() const { return torch::kFloat32; }
-  // Whether their graph keeps codes. If not, its gradients read only values of the rows, which are computed again.
-  virtual bool keeps_codes() const { return true; }
+  // Whether Apply keeps recomputed rows of its input where there are any (ADR 0018).
+  virtual bool recomputes_inputs() const { return false; }
   // The int8 head, of a frozen model whose base has one; if the embedding is tied, it is the embedding too.
   virtual std::optional<kernels::PackedInt8Weight> int8_head() const { return std::nullopt; }
   // Adds the linears of the next layer.

@@ -64,7 +64,7 @@ struct NormRowsFunction : torch::autograd::Function<NormRowsFunction> {
     Remember(ctx, "context", context);
     Remember(ctx, "options", options);
     const Tensor rstd = torch::empty({NumRows(x)}, torch::kFloat32);
-    recompute = recompute && kept != x.scalar_type() && !ScaleHasGradient(*options);
+    recompute = recompute && !ScaleHasGradient(*options);
     *rows = NormRows(x, weight, eps, *options, rstd.data_ptr<float>(), recompute, *context);
     ctx->saved_data["eps"] = eps;
     ctx->saved_data["type"] = static_cast<std::int64_t>(x.scalar_type());
@@ -74,9 +74,10 @@ struct NormRowsFunction : torch::autograd::Function<NormRowsFunction> {
       const Tensor copy = x.to(kept);
       ctx->save_for_backward({copy, weight, rstd});
       if (recompute) {
-        *recomputed = c10::make_intrusive<RecomputedRows>([copy, w = weight.detach(), eps, options, context] {
-          return NormRows(copy, w, eps, *options, nullptr, true, *context).Values(*context);
-        });
+        *recomputed =
+            c10::make_intrusive<RecomputedRows>([x = copy.detach(), w = weight.detach(), eps, options, context] {
+              return NormRows(x, w, eps, *options, nullptr, true, *context).Values(*context);
+            });
       }
     }
     // This tensor only connects the graph. All its elements are one number in memory (strides of 0), because the values
@@ -154,7 +155,7 @@ Tensor TakeInput(AutogradContext* ctx, const variable_list& saved, std::size_t n
   const auto cols = ctx->saved_data.find(kCols);
   if (cols != ctx->saved_data.end()) return CodedRows::Of(saved, num_kept, cols->second.toInt()).Values(context);
   const auto recomputed = ctx->saved_data.find(kRecomputed);
-  if (recomputed == ctx->saved_data.end()) return saved[num_kept];
+  if (recomputed == ctx->saved_data.end()) return saved.at(num_kept);
   const c10::intrusive_ptr<torch::CustomClassHolder> rows = recomputed->second.toCapsule();
   ctx->saved_data.erase(recomputed);
   return static_cast<RecomputedRows&>(*rows).Values();

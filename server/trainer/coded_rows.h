@@ -44,23 +44,23 @@ struct CodedInput : FloatInput {
   std::shared_ptr<const CodedRows> rows;  // null: the linear quantizes x itself
 };
 
-// Makes the node of a linear save the tensors `kept`, and of its input the recomputed rows; without these the codes,
-// and without codes x.
+// Makes the node of a linear save `kept`, then its input: the recomputed rows if there are any, else the codes, else x.
 void KeepInput(torch::autograd::AutogradContext* ctx, const CodedInput& input, torch::autograd::variable_list kept);
-// The values of the input of such a node, once. `saved`: its saved tensors, of which num_kept came before the input.
-// The node gives up recomputed rows, so that they are freed when the last linear that reads them has ended.
+// The values of the input of such a node; may be called once. `saved`: its saved tensors, the first num_kept of which
+// are `kept`. The node gives up recomputed rows, so that they are freed when the last linear that reads them has ended.
 torch::Tensor TakeInput(torch::autograd::AutogradContext* ctx, const torch::autograd::variable_list& saved,
                         std::size_t num_kept, TrainingContext& context);
 
 CodedRows QuantizeRows(const torch::Tensor& x, const CodedRowOptions& options, const TrainingContext& context);
 
 // `input`, with rows made of x if it has none: so a node keeps the rows and not x. If x can be recomputed, the rows
-// have transient memory, and their values can be recomputed instead.
+// have transient memory, and their values can be recomputed instead. Options and context must outlive the graph.
 CodedInput WithRows(const CodedInput& input, const CodedRowOptions& options, TrainingContext& context);
 
 // rms_norm and quantizer in one node, for all linears that follow. Keeps x in `kept` (default: x's type) and one number
-// per row; if the rows' scale has a gradient, x as it is and also the rows. `recompute`: if a copy of x is kept, the
-// rows have transient memory, and their values can be recomputed.
+// per row; if the rows' scale has a gradient, x as it is and also the rows. `recompute`: unless the scale has a
+// gradient, the rows have transient memory, and their values can be recomputed from what is kept. Options and context
+// must outlive the graph.
 CodedInput NormCodedInput(const torch::Tensor& x, const torch::Tensor& weight, double eps,
                           const CodedRowOptions& options, TrainingContext& context,
                           std::optional<torch::ScalarType> kept = std::nullopt, bool recompute = false);

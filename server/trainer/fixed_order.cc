@@ -180,9 +180,9 @@ struct DenseLinearFunction : torch::autograd::Function<DenseLinearFunction> {
 
 }  // namespace
 
-void DenseWeight::Round() {
+void DenseWeight::Round(const kernels::Stream& stream) {
   served = master.detach().to(torch::kBFloat16);
-  if (master.requires_grad()) PackDense(served, panels);
+  if (master.requires_grad()) PackDense(served, panels, stream);
 }
 
 kernels::PackedDenseWeight DenseWeight::packed() const {

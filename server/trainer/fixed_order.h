@@ -31,7 +31,7 @@ struct DenseWeight {
   torch::Tensor panels;
 
   // Makes the served form, and its panels if it is trained, from the master.
-  void Round();
+  void Round(const kernels::Stream& stream);
   kernels::PackedDenseWeight packed() const;
 };
 

@@ -29,7 +29,7 @@ class Int8AdapterLinears : public CodedLinears {
 
   Sources sources() const override { return Sources::kNone; }
   bool reads_codes(LinearKind /*kind*/) const override { return !base_->info().weight_only; }
-  bool keeps_codes() const override { return false; }
+  bool recomputes_inputs() const override { return true; }
   torch::ScalarType float_rows() const override {
     return base_->info().weight_only ? torch::kBFloat16 : torch::kFloat32;
   }

@@ -60,7 +60,7 @@ class MergedLinears : public CodedLinears {
       if (linear.lora_a.defined() || !linear.merged.tiles.defined()) linear.Merge(scratch_, stream_);
     }
   }
-  bool keeps_codes() const override { return false; }
+  bool recomputes_inputs() const override { return true; }
   const CodedRowOptions& rows() const override { return rows_; }
   Tensor Apply(const CodedInput& input, std::int64_t layer, LinearKind kind, std::uint64_t /*draw*/,
                TrainingContext& context) override {

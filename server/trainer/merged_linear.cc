@@ -89,7 +89,7 @@ void MergedWeight::Merge(MergeScratch& scratch, const kernels::Stream& stream) {
     // As model::MergedRows: one multiply-add chain over the rank, then a multiplication, then an addition.
     const Tensor delta = scratch.delta.narrow(0, 0, elements).view({base.rows, base.cols});
     Tensor panels;
-    const kernels::PackedDenseWeight a = PackDense(lora_a.detach().t().contiguous(), panels);
+    const kernels::PackedDenseWeight a = PackDense(lora_a.detach().t().contiguous(), panels, stream);
     ThrowIfError(kernels::MatmulDense({.x = ViewOf(lora_b.detach()), .w = a, .y = ViewOf(delta)}, stream));
     values.add_(delta.mul_(static_cast<float>(scaling)));
   }

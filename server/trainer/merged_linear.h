@@ -29,9 +29,9 @@ struct MergedWeight {
   void Merge(MergeScratch& scratch, const kernels::Stream& stream);
 };
 
-// y [T, N] f32 = rows W^T + bias with the merged W, as one node, which keeps the rows. Gradients pass the quantizers
-// unchanged: that of the rows is g W, with W's codes and scales; those of the adapter are dB = scaling * g^T (x A^T)
-// and dA = scaling * (g B)^T x, so no gradient of W is made. Products have the scratch's type.
+// y [T, N] f32 = rows W^T + bias with the merged W, as one node, which keeps recomputed rows, or the codes. Gradients
+// pass the quantizers unchanged: that of the rows is g W, with W's codes and scales; those of the adapter are dB =
+// scaling * g^T (x A^T) and dA = scaling * (g B)^T x, so no gradient of W is made. Products have the scratch's type.
 torch::Tensor ApplyMergedLinear(const CodedInput& input, const MergedWeight& weight, TrainingContext& context);
 
 }  // namespace nibble::trainer

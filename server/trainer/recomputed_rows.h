@@ -14,13 +14,14 @@ class RecomputedRows : public torch::CustomClassHolder {
  public:
   using Compute = std::function<torch::Tensor()>;
   explicit RecomputedRows(Compute compute) : compute_(std::move(compute)) {}
+  // What they are computed from is freed with the first call.
   const torch::Tensor& Values() {
-    if (!values_.defined()) values_ = compute_();
+    if (!values_.defined()) values_ = std::exchange(compute_, nullptr)();
     return values_;
   }
 
  private:
-  const Compute compute_;
+  Compute compute_;
   torch::Tensor values_;
 };
 

@@ -97,8 +97,8 @@ struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunc
     } else {
       const Tensor copy = out.to(kept);
       ctx->save_for_backward({q.to(kept), k.to(kept), v.to(kept), copy, logsumexp});
-      if (kept != type && recomputed != nullptr) {
-        *recomputed = c10::make_intrusive<RecomputedRows>([copy, type] { return copy.to(type); });
+      if (recomputed != nullptr) {
+        *recomputed = c10::make_intrusive<RecomputedRows>([x = copy.detach(), type] { return x.to(type); });
       }
     }
     return out;

@@ -55,7 +55,7 @@ torch::Tensor ApplySegmentAttention(const torch::Tensor& q, const torch::Tensor&
                                     const PagedSegments& segments, std::int64_t num_heads, std::int64_t num_kv_heads,
                                     TrainingContext& context, torch::ScalarType type,
                                     std::optional<torch::ScalarType> kept = std::nullopt);
-// The same as input of a linear, which can compute it again if the graph keeps a copy in another type.
+// The same as an input of a linear. If the graph keeps the result or a copy of it, the input has recomputed rows.
 FloatInput ApplySegmentAttentionToInput(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                                         const PagedSegments& segments, std::int64_t num_heads,
                                         std::int64_t num_kv_heads, TrainingContext& context, torch::ScalarType type,

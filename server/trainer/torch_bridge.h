@@ -28,7 +28,7 @@ torch::Tensor TensorOf(const kernels::ConstMatrix& matrix);
 torch::ScalarType ToTorch(kernels::DType dtype);
 // w [N, K], f32 or bf16, as matmul_dense reads it. `panels` must outlive the result; it is created if undefined. The
 // stream's threads share the work.
-kernels::PackedDenseWeight PackDense(const torch::Tensor& w, torch::Tensor& panels, const kernels::Stream& stream = {});
+kernels::PackedDenseWeight PackDense(const torch::Tensor& w, torch::Tensor& panels, const kernels::Stream& stream);
 // The memory of a contiguous tensor of f32 or bf16.
 TensorRef RefOf(const torch::Tensor& tensor);
 // Gives each of `tensors` (f32 or bf16) a gradient of zeros, and the parameter of the same index views of both. The

@@ -140,11 +140,13 @@ kernels::PackedDenseWeight PackDense(const torch::Tensor& w, torch::Tensor& pane
   const std::int64_t rows = w.size(0), cols = w.size(1);
   const kernels::DType dtype = ViewOf(w).dtype;
   if (!panels.defined()) panels = torch::empty({kernels::PackedDenseElements(rows, cols)}, w.scalar_type());
-  // A thread packs whole panels of 16 rows.
-  stream.ParallelFor((rows + 15) / 16, 4, [&](std::int64_t begin, std::int64_t end) {
-    const std::int64_t first = begin * 16, count = std::min(end * 16, rows) - first;
-    kernels::PackDenseWeight(static_cast<const char*>(w.data_ptr()) + first * cols * w.element_size(), dtype, count,
-                             cols, static_cast<char*>(panels.data_ptr()) + first * cols * w.element_size());
+  // A thread packs whole panels, which begin where their rows do.
+  constexpr std::int64_t kPanelRows = 16, kGrain = 4;
+  stream.ParallelFor((rows + kPanelRows - 1) / kPanelRows, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t first = begin * kPanelRows, count = std::min(end * kPanelRows, rows) - first;
+    const auto offset = static_cast<std::size_t>(first * cols) * w.element_size();
+    kernels::PackDenseWeight(static_cast<const char*>(w.data_ptr()) + offset, dtype, count, cols,
+                             static_cast<char*>(panels.data_ptr()) + offset);
   });
   return {panels.data_ptr(), dtype, rows, cols};
 }

@@ -51,6 +51,7 @@ class DecoderParts {
   torch::ScalarType compute = torch::kBFloat16;    // of the rows that linears read
   torch::ScalarType head_type = torch::kBFloat16;  // of the rows that the head reads
   bool checkpointing = false;                      // recompute layers in the backward pass
+  bool recomputes_inputs = true;                   // whether Linear keeps recomputed rows of its input (ADR 0018)
   const float* rope_cos = nullptr;                 // [rope_positions, head_dim / 2]
   const float* rope_sin = nullptr;
   std::int64_t rope_positions = 0;
@@ -71,9 +72,11 @@ class TrainingOps {
   }
   void BeginLayer(std::int64_t) {}
   Input NormInput(const Input& input, std::int64_t layer, model::Norm norm, model::LinearKind) {
-    return ApplyRmsNormToInput(input.x, parts_.NormWeight(layer, norm), Eps(norm), parts_.context, parts_.compute);
+    const Tensor weight = parts_.NormWeight(layer, norm);
+    if (!parts_.recomputes_inputs) return ApplyRmsNorm(input.x, weight, Eps(norm), parts_.context, parts_.compute);
+    return ApplyRmsNormToInput(input.x, weight, Eps(norm), parts_.context, parts_.compute);
   }
-  Input PlainInput(Input input, std::int64_t, model::LinearKind) { return input; }  // has the type of TypeBefore
+  Input PlainInput(Input input, std::int64_t, model::LinearKind) { return input; }  // of type TypeBefore
   Tensor Linear(const Input& input, std::int64_t layer, model::LinearKind kind) {
     return parts_.Linear(input, layer, kind, pass_);
   }
@@ -93,11 +96,13 @@ class TrainingOps {
   }
   Input Gated(const Tensor& gate, const Tensor& up) {
     const torch::ScalarType type = TypeBefore(model::LinearKind::kDown);
+    if (!parts_.recomputes_inputs) return ApplyGatedMul(parts_.config->activation, gate, up, parts_.context, type);
     return ApplyGatedMulToInput(parts_.config->activation, gate, up, parts_.context, type, type);
   }
-  // In bf16, norms keep rounded copies of h.
   Tensor Add(const Tensor& h, const Tensor& y) {
-    return parts_.compute == torch::kFloat32 ? h + y : ApplyTransientAdd(h, y, parts_.context);
+    // In bf16, norms keep rounded copies of the sum. A recomputed layer keeps it as it is.
+    const bool keeps_sum = parts_.compute == torch::kFloat32 || parts_.checkpointing;
+    return keeps_sum ? h + y : ApplyTransientAdd(h, y, parts_.context);
   }
   Tensor FinalNorm(const Tensor& h) {
     return ApplyRmsNorm(h, parts_.FinalNormWeight(), parts_.config->rms_norm_eps, parts_.context, parts_.head_type);

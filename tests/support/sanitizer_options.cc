@@ -23,10 +23,11 @@ const char* __tsan_default_options() {
 
 // Suppresses races inside gRPC's headers, which are compiled here and hand over an operation's own members by atomics
 // inside libgrpc. The first rule matches files, and only the innermost frame: our callbacks under gRPC's frames, and
-// our accesses to objects of gRPC's types, are still checked. The second is the destructor of a generic call inside
-// libgrpc++, which destroys its std::function members by the code of this program.
+// our accesses to objects of gRPC's types, are still checked. The second is the destructor of a generic
+// call. It runs in libgrpc++, but the code of std::function that it calls is compiled here.
 const char* __tsan_default_suppressions() {
-  return "race_top:/grpcpp/\nrace:ServerCallbackReaderWriterImpl::~ServerCallbackReaderWriterImpl\n";
+  return "race_top:/grpcpp/\nrace:CallbackBidiHandler<grpc::ByteBuffer, "
+         "grpc::ByteBuffer>::ServerCallbackReaderWriterImpl::~\n";
 }
 
 }  // extern "C"

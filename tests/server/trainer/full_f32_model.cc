@@ -128,7 +128,7 @@ class FullF32Model : public TrainingModel {
   absl::Status Refresh() override {
     return Guarded([&]() -> absl::Status {
       const torch::NoGradGuard no_grad;
-      PackDense(state_.head.served, state_.head.panels);
+      PackDense(state_.head.served, state_.head.panels, state_.context.stream);
       MakeServingWeights();
       return absl::OkStatus();
     });

@@ -82,12 +82,12 @@ TEST_F(HeldGradientTest, FunctionsAddWhatAutogradWouldGet) {
                 [&](const Tensor& master) { return ApplyEmbedding(ids, master.detach(), master, context_); });
     expect_same("dense loss", [&](const Tensor& master) {
       dense.master = master;
-      dense.Round();
+      dense.Round(context_.stream);
       return ApplyDenseLoss(x, dense, targets, 0.25, &sum, context_);
     });
     expect_same("dense linear", [&](const Tensor& master) {
       dense.master = master;
-      dense.Round();
+      dense.Round(context_.stream);
       return ApplyDenseLinear(x, dense, {}, context_);
     });
     expect_same("trained head", [&](const Tensor& master) {
@@ -121,7 +121,7 @@ TEST_F(HeldGradientTest, LossMustStartFromOne) {
   double sum = 0;
   DenseWeight dense;
   dense.master = master;
-  dense.Round();
+  dense.Round(context_.stream);
   EXPECT_THROW((ApplyDenseLoss(x, dense, {1, 2, 3}, 1.0, &sum, context_) * 2).backward(), std::logic_error);
   TrainedHead head;
   head.master = master;

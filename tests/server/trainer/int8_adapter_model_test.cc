@@ -213,14 +213,15 @@ TEST_P(Int8AdapterLinearTest, IsTheServedProductPlusTheAdapter) {
   }
   Tensor panels_a, panels_b;
   const Tensor read = Read(), down = torch::empty({kRows, kRank});
-  ASSERT_TRUE(kernels::MatmulDense({.x = ViewOf(read), .w = PackDense(linear_.lora_a, panels_a), .y = ViewOf(down)},
+  ASSERT_TRUE(kernels::MatmulDense({.x = ViewOf(read), .w = PackDense(linear_.lora_a, panels_a, {}), .y = ViewOf(down)},
                                    context_.stream)
                   .ok());
   down.mul_(0.75f);
-  ASSERT_TRUE(kernels::MatmulDense(
-                  {.x = ViewOf(down), .w = PackDense(linear_.lora_b, panels_b), .y = ViewOf(want), .accumulate = true},
-                  context_.stream)
-                  .ok());
+  ASSERT_TRUE(
+      kernels::MatmulDense(
+          {.x = ViewOf(down), .w = PackDense(linear_.lora_b, panels_b, {}), .y = ViewOf(want), .accumulate = true},
+          context_.stream)
+          .ok());
   EXPECT_TRUE(torch::equal(Apply(), want));
 }
 
