@@ -24,8 +24,4 @@ add_library(nibble_asio STATIC ${PROJECT_SOURCE_DIR}/cmake/asio/asio.cc ${PROJEC
 target_link_libraries(nibble_asio PUBLIC Boost::headers OpenSSL::SSL Threads::Threads PRIVATE nibble_flags)
 target_compile_definitions(nibble_asio PUBLIC BOOST_ASIO_SEPARATE_COMPILATION BOOST_BEAST_SEPARATE_COMPILATION)
 set_target_properties(nibble_asio PROPERTIES CXX_CLANG_TIDY "")
-if(NIBBLE_SANITIZE MATCHES "undefined")
-  # UBSan reads an object's type through a pipe, and http_test takes all file descriptors while Asio's scheduler runs.
-  set_source_files_properties(cmake/asio/asio.cc PROPERTIES COMPILE_OPTIONS -fno-sanitize=vptr)
-endif()
 add_library(nibble::asio ALIAS nibble_asio)

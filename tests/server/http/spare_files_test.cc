@@ -62,6 +62,11 @@ TEST(SpareFilesTest, ReleasesOneByOneAndRefills) {
 }
 
 TEST(SpareFilesTest, AnswersProbesWithoutAFreeDescriptor) {
+#ifdef NIBBLE_UBSAN
+  // UBSan reads an object's type through a pipe, and reports an invalid type if it gets none. Any inline function of a
+  // header may be such a read.
+  GTEST_SKIP() << "UBSan needs a free file descriptor";
+#endif
   const auto ok = [] { return absl::OkStatus(); };
   auto server = HttpServer::Start("127.0.0.1:0",
                                   {.metrics = [] { return std::string(); }, .live = ok, .ready = ok, .started = ok});
