@@ -18,21 +18,19 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct Int8QtLinearFunction : torch::autograd::Function<Int8QtLinearFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const CodedRows* rows, const Int8QtWeight* weight,
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const CodedInput* input, const Int8QtWeight* weight,
                         Int8Panels* panels, TrainingContext* context) {
     ThrowIfCancelled(context->cancelled);
     Remember(ctx, "context", context);
     Remember(ctx, "weight", weight);
     const Tensor y = context->Output({NumRows(x), weight->codes.size(0)});
     const kernels::PackedInt8Weight packed = weight->Pack(*panels, context->stream);
-    if (rows == nullptr) {
+    if (input->rows == nullptr) {
       ThrowIfError(kernels::MatmulInt8Weight({.x = ViewOf(x), .w = packed, .y = ViewOf(y)}, context->stream));
-      ctx->save_for_backward({x});
-      return y;
+    } else {
+      ThrowIfError(kernels::MatmulInt8({.x = input->rows->view(), .w = packed, .y = ViewOf(y)}, context->stream));
     }
-    ThrowIfError(kernels::MatmulInt8({.x = rows->view(), .w = packed, .y = ViewOf(y)}, context->stream));
-    ctx->saved_data["cols"] = rows->cols;
-    ctx->save_for_backward(rows->tensors());
+    KeepInput(ctx, *input, {});
     return y;
   }
 
@@ -40,9 +38,7 @@ struct Int8QtLinearFunction : torch::autograd::Function<Int8QtLinearFunction> {
     auto& context = Recall<TrainingContext>(ctx, "context");
     const auto& weight = Recall<const Int8QtWeight>(ctx, "weight");
     ThrowIfCancelled(context.cancelled);
-    const variable_list saved = ctx->get_saved_variables();
-    const bool coded = ctx->saved_data.count("cols") != 0;
-    const Tensor x = coded ? CodedRows::Of(saved, 0, ctx->saved_data["cols"].toInt()).Values(context.stream) : saved[0];
+    const Tensor x = TakeInput(ctx, ctx->get_saved_variables(), 0, context);
     const torch::ScalarType type = context.scratch.scalar_type();
     const Tensor g = grads[0].contiguous();
     const Tensor codes = context.scratch.narrow(0, 0, weight.codes.numel()).view(weight.codes.sizes());
@@ -50,7 +46,7 @@ struct Int8QtLinearFunction : torch::autograd::Function<Int8QtLinearFunction> {
     Tensor gradient = weight.grad;  // shares the memory
     gradient.add_(torch::mm(PadTo(g, type).t(), PadTo(x, type)));
     const Tensor grad_x = GradientThroughCodes(g, weight.scale, codes);
-    return {coded ? grad_x : grad_x.to(x.scalar_type()), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {grad_x.to(x.scalar_type()), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -88,7 +84,7 @@ kernels::PackedInt8Weight Int8QtWeight::Pack(Int8Panels& panels, const kernels::
 
 Tensor ApplyInt8QtLinear(const CodedInput& input, const Int8QtWeight& weight, Int8Panels& panels,
                          TrainingContext& context) {
-  const Tensor y = Int8QtLinearFunction::apply(input.x, input.rows.get(), &weight, &panels, &context);
+  const Tensor y = Int8QtLinearFunction::apply(input.x, &input, &weight, &panels, &context);
   return weight.bias.defined() ? y + weight.bias : y;
 }
 
