@@ -47,8 +47,9 @@ struct AdapterLinear {
 // x [T, K] is f32 or bf16; the result [T, N] is f32. bf16 rows are multiplied as serving multiplies them: by
 // MatmulNf4, by MatmulInt8Weight, or by MatmulLibrary with a float weight. f32 rows are multiplied by the program's
 // library. Gradients go to x, A, B and magnitude; backward products have the scratch's type, and read an f32 weight as
-// stored if that type is f32. Without a key there is no dropout. `linear` must outlive the graph, which keeps x unless
-// the input has recomputed rows. Throws the errors of torch, StoppedError, and std::runtime_error if a kernel fails.
+// stored if that type is f32. Without a key there is no dropout. `linear` must outlive the graph. The graph keeps
+// recomputed rows if the input has any, else x. Throws the errors of torch, StoppedError, and std::runtime_error if a
+// kernel fails.
 torch::Tensor ApplyAdapterLinear(const FloatInput& input, const AdapterLinear& linear, std::optional<DropoutKey> key,
                                  TrainingContext& context);
 // The same for an int8 weight. With rows, serving's MatmulInt8 multiplies them, and the adapter reads the values that

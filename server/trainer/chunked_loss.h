@@ -18,8 +18,8 @@ struct LossRows {
 };
 LossRows RowsWithTarget(const std::vector<std::int32_t>& targets);
 
-// What a loss's function returns in its backward pass: the gradients that it saved, which include the loss's scale,
-// times `grad`, the 1 that backward() starts from; and none for its five inputs that are not tensors. An undefined
+// The gradients of a loss's inputs: the saved gradients, which include the loss's scale, times `grad`, the 1 that
+// backward() starts from; undefined for its five inputs that are not tensors. An undefined
 // gradient was added in the forward pass (GradientSum), so only 1 is allowed: throws std::logic_error.
 std::vector<torch::Tensor> LossGradients(std::vector<torch::Tensor> saved, const torch::Tensor& grad);
 

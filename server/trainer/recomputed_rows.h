@@ -8,13 +8,13 @@
 
 namespace nibble::trainer {
 
-// Rows that linears read again in their backward pass. The first of them computes the rows from tensors that the graph
-// keeps anyway; the rows are freed with this object, when the last of them has ended. One thread.
+// Rows that linears read again in their backward pass. The first of these linears computes the rows from tensors that
+// the graph keeps anyway. The rows are freed with this object, when the last of these linears has ended. One thread.
 class RecomputedRows : public torch::CustomClassHolder {
  public:
   using Compute = std::function<torch::Tensor()>;
   explicit RecomputedRows(Compute compute) : compute_(std::move(compute)) {}
-  // What they are computed from is freed with the first call.
+  // The first call computes the rows and frees the tensors that they are computed from.
   const torch::Tensor& Values() {
     if (!values_.defined()) values_ = std::exchange(compute_, nullptr)();
     return values_;
