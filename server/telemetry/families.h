@@ -77,6 +77,8 @@ inline constexpr const char* kKnownKernels[] = {"attention",
 inline constexpr const char* kFailureReasons[] = {
     "NAN_LOSS",    "DISK_FULL",      "OUT_OF_DEVICE_MEMORY", "OUT_OF_MEMORY",  "TRAINER_SIGNAL", "TRAINER_EXIT",
     "NO_PROGRESS", "DATASET_FORMAT", "NO_TRAINABLE_TOKENS",  "TEMPLATE_ERROR", "OTHER"};
+// States of attempts that ended early, as the jobs' database spells them.
+inline constexpr const char* kEarlyEnds[] = {"CANCELLED", "FAILED", "LOST", "PAUSED", "PREEMPTED"};
 inline constexpr const char* kJobResults[] = {"SUCCEEDED", "FAILED", "CANCELLED"};
 inline constexpr const char* kPhases[] = {"train", "serve", "convert"};
 
@@ -194,9 +196,11 @@ struct Metrics::Families {
   NIBBLE_FAMILY(Gauge, process_max, Level, "process_max_fds", "Limit of open file descriptors");
 #undef NIBBLE_FAMILY
 
-  // Adds the histograms of a method's jobs with 0, before the first job of the method since the start can end or take a
-  // step. A method without jobs has none: histograms are most of a scrape's series.
-  void AddJobHistograms(const std::string& method) {
+  // Adds the histograms of a method's jobs, and the counters of attempts that ended early, with 0. Called before the
+  // first job of the method since the start can end or take a step: a counter that begins with 1 has no increase. A
+  // method without jobs has none of them: histograms are most of a scrape's series.
+  void AddJobSeries(const std::string& method) {
+    for (const char* reason : kEarlyEnds) job_attempts.Add({{"method", method}, {"reason", reason}});
     step_seconds.Add({{"method", method}}, RequestBuckets());
     for (const char* result : kJobResults) job_seconds.Add({{"method", method}, {"result", result}}, JobBuckets());
   }

@@ -239,7 +239,7 @@ void Metrics::SetJobs(std::string_view method, std::string_view state, std::int6
 }
 
 void Metrics::JobCreated(std::string_view method) {
-  families_->AddJobHistograms(Text(method));
+  families_->AddJobSeries(Text(method));
   families_->jobs_created.Add({{"method", Text(method)}}).Increment();
 }
 
@@ -250,7 +250,7 @@ void Metrics::JobFinished(std::string_view method, std::string_view result, doub
 }
 
 void Metrics::JobAttempt(std::string_view method, std::string_view reason) {
-  families_->AddJobHistograms(Text(method));
+  families_->AddJobSeries(Text(method));
   families_->job_attempts.Add({{"method", Text(method)}, {"reason", Text(reason)}}).Increment();
 }
 

@@ -73,16 +73,19 @@ TEST(MetricsTest, HistogramOfAnRpcBeginsAtZeroWithItsFirstCall) {
 TEST(MetricsTest, HistogramsOfAMethodBeginAtZeroWithItsFirstJob) {
   const std::string durations = "nibble_job_duration_seconds_count{method=\"full\",result=\"FAILED\"}";
   const std::string steps = "nibble_train_step_duration_seconds_count{method=\"full\"}";
+  const std::string lost = "nibble_job_attempts_total{method=\"full\",reason=\"LOST\"}";
   const KnownLabels known{.job_methods = {"full", "lora"}, .job_states = {}};
   Metrics metrics({}, known);
   EXPECT_THAT(metrics.Scrape(), ::testing::Not(HasSubstr("nibble_job_duration_seconds_count")));
   metrics.JobCreated("full");
   const auto samples = Samples(metrics.Scrape());
-  for (const std::string& name : {durations, steps}) {
+  for (const std::string& name : {durations, steps, lost}) {
     ASSERT_TRUE(samples.contains(name)) << name;
     EXPECT_EQ(samples.at(name), 0) << name;
   }
   EXPECT_THAT(metrics.Scrape(), ::testing::Not(HasSubstr("_duration_seconds_count{method=\"lora\"")));
+  metrics.JobAttempt("full", "LOST");
+  EXPECT_EQ(Samples(metrics.Scrape()).at(lost), 1);
 
   Metrics restarted({}, known);
   restarted.JobAttempt("full", "start");  // of a job that an earlier process created
