@@ -1,6 +1,7 @@
 """Compares twenty steps of int8 mixed precision with torchao: same start, data and optimizer, fp32 outside the int8
 products. Sums in another order change the last bit of a value. Where such a value lies at a rounding tie, its code
-changes by one (1/127 of the largest value of its row). So twenty losses of this model differ by about 1.1e-3."""
+changes by one (1/127 of the largest value of its row). So twenty losses of torchao differ from those of torchao when its
+first weights are multiplied by 1 + 1e-7 z, z normal: with five seeds by up to 2.0e-3 if all products are int8."""
 import json
 from types import SimpleNamespace
 
@@ -17,7 +18,9 @@ pytest.importorskip("transformers", exc_type=ImportError)
 torchao = pytest.importorskip("torchao.quantization", exc_type=ImportError)
 training = pytest.importorskip("torchao.prototype.quantized_training", exc_type=ImportError)
 
-BOUND = 1.5e-3  # the losses of int8 products differ from those of float ones by 1.7e-3 and more
+# 1.5 times the largest difference of torchao from itself. With int8 products in one direction only, that is below the
+# difference from float products: 2.3e-3, 2.5e-3 and 4.7e-4.
+BOUNDS = {"all": 3.0e-3, "forward": 1.5e-3, "float weight gradient": 2.0e-3, "float forward": 3.0e-4}
 # Our switches, and torchao's.
 SWITCHES = {"all": ({}, {}), "forward": ({"grad_input": False, "grad_weight": False}, {"grad_input": False, "grad_weight": False}),
             "float weight gradient": ({"grad_weight": False}, {"grad_weight": False}),
@@ -55,11 +58,13 @@ def test_losses_agree_with_torchao(jobs, name):
     print(f"{name}: losses {want[0]:.4f} to {want[-1]:.4f}; worst relative difference of {STEPS}: {worst(got, want):.1e}; "
           f"of torchao and float {worst(want, in_float):.1e}")
     assert want[-1] <= 0.8 * want[0]
-    assert worst(got, want) <= BOUND
+    assert worst(got, want) <= BOUNDS[name]
     assert got != in_float
+    if name != "all":
+        assert worst(want, in_float) > BOUNDS[name]
 
 
 def test_wrong_settings_are_detected(jobs):
-    """The bound of test_losses_agree_with_torchao detects a learning rate 5 % higher."""
+    """The widest bound of test_losses_agree_with_torchao detects a learning rate 5 % higher."""
     events = train(jobs.server, jobs.path, "ours-again", method="int8_mixed", rows_alone=True, preset="torchao")
-    assert worst(losses(events), torchao_losses(jobs.base, jobs.ids, lr=1.05 * LR)) > BOUND
+    assert worst(losses(events), torchao_losses(jobs.base, jobs.ids, lr=1.05 * LR)) > BOUNDS["all"]
