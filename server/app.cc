@@ -30,6 +30,7 @@
 #include "server/http/http_server.h"
 #include "server/jobs/controller.h"
 #include "server/jobs/job_metrics.h"
+#include "server/jobs/local_runner.h"
 #include "server/jobs/method.h"
 #include "server/kube/last_exit.h"
 #include "server/metered_files.h"

@@ -19,6 +19,7 @@
 
 namespace nibble::jobs {
 
+using Cause = TrainerEnd::Cause;
 using Kind = Verdict::Kind;
 using base::JoinPath;
 using base::Json;
@@ -37,9 +38,9 @@ double ShowAliveEvery(absl::Duration no_progress_timeout) {
 }
 
 // The OOM killer sends SIGKILL. How an adopted trainer ended is unknown, so it may have been killed too.
-bool MayBeOutOfMemory(const LiveAttempt& live, const ExitStatus& exit) {
+bool MayBeOutOfMemory(const LiveAttempt& live, const TrainerEnd& end) {
   if (live.killed) return false;  // By this server.
-  return exit.kind == ExitStatus::Kind::kUnknown || (exit.kind == ExitStatus::Kind::kSignaled && exit.value == SIGKILL);
+  return end.cause == Cause::kUnknown || (end.cause == Cause::kSignaled && end.value == SIGKILL);
 }
 
 // Wait before a start that could not be recorded is retried: a full disk may stay full, and each try hashes the
@@ -179,19 +180,43 @@ absl::Status AttemptSupervisor::Launch(const StoredJob& job, const Resume& resum
     NIBBLE_RETURN_IF_ERROR(jobs::RequestCheckpoint(state_.files, live.directory));
   }
   NIBBLE_RETURN_IF_ERROR(WriteAttemptOrder(state_.files, live.directory, order));
-  NIBBLE_ASSIGN_OR_RETURN(const ProcessId process, runner_.Start(live.directory));
-  // An error is only logged: without this record, the next server finds the trainer by the attempt's lock.
-  if (absl::Status recorded = database_.RecordProcess(job.id, live.attempt, process, oom_.count()); !recorded.ok()) {
-    base::LogWarning("cannot record a trainer's pid", {{"job", job.id}, {"why", std::string(recorded.message())}});
+  runner_.Start(live.directory);
+  const TrainerState started = runner_.Poll(live.directory);
+  if (started.phase == TrainerState::Phase::kEnded && started.end.cause == Cause::kNotStarted) {
+    return started.end.failure;
   }
-  base::LogInfo("trainer started",
-                {{"job", job.id}, {"attempt", live.attempt}, {"pid", process.pid}, {"resume_step", order.resume_step}});
+  RecordHandle(live, started.handle);
+  base::LogInfo(
+      "trainer started",
+      {{"job", job.id}, {"attempt", live.attempt}, {"trainer", started.handle}, {"resume_step", order.resume_step}});
   if (observer_ != nullptr) {
     StoredJob started = job;
     started.attempt = live.attempt;
     observer_->OnAttemptStarted(started);
   }
   return absl::OkStatus();
+}
+
+void AttemptSupervisor::RecordHandle(Live& live, const std::string& handle) {
+  if (handle.empty() || handle == live.handle) return;
+  live.handle = handle;
+  // An error is only logged: without this record, the next server finds the trainer by its attempt.
+  const absl::Status recorded = database_.RecordTrainer(live.job_id, live.attempt, handle, oom_.count());
+  if (recorded.ok()) return;
+  base::LogWarning("cannot record a trainer's handle",
+                   {{"job", live.job_id}, {"why", std::string(recorded.message())}});
+}
+
+void AttemptSupervisor::WarnWaiting(Live& live, const std::string& waiting_for) {
+  if (waiting_for.empty() || waiting_for == live.waiting_for) return;
+  const WarningEvent warning{.reason = "WAITING_FOR_RESOURCES", .message = waiting_for};
+  if (absl::Status warned = Append(live, {ServerEvent(live.attempt, clock_.Now(), warning)}); !warned.ok()) {
+    base::LogWarning("cannot record why a trainer waits",
+                     {{"job", live.job_id}, {"why", std::string(warned.message())}});
+    return;  // the next Tick tries again
+  }
+  live.waiting_for = waiting_for;
+  hub_.Notify(live.job_id);
 }
 
 absl::Status AttemptSupervisor::WarnDamaged(Live& live, const store::CheckpointInfo& checkpoint) {
@@ -207,22 +232,26 @@ absl::Status AttemptSupervisor::Adopt(const StoredJob& job) {
   live.adopted = true;
   live.alive = LastAlive(state_.files, live.directory);  // an old sign of life proves nothing now
   NIBBLE_ASSIGN_OR_RETURN(live.last_sequence, database_.LastAttemptSequence(job.id, job.attempt));
-  const auto process = runner_.Adopt(live.directory, record.process);
-  if (!process.ok()) {
-    if (!absl::IsNotFound(process.status())) return process.status();
+  live.handle = record.handle;
+  NIBBLE_ASSIGN_OR_RETURN(const bool adopted, runner_.Adopt(live.directory, record.handle));
+  if (!adopted) {
     live.memory = nullptr;  // The trainer is gone: models may use its memory before the first Tick.
     base::MutexLock lock(mutex_);
     // If the OOM killer was active in the same control group since the attempt began, it is the likely cause.
     const std::optional<OomCount>& oom = oom_.count();
     const bool killed =
-        oom.has_value() && record.oom.has_value() && oom->group == record.oom->group && oom->kills > record.oom->kills;
-    ended_.push_back(Ended{.live = std::move(live), .out_of_memory = killed || options_.container_out_of_memory});
+        options_.container_out_of_memory || (oom.has_value() && record.oom.has_value() &&
+                                             oom->group == record.oom->group && oom->kills > record.oom->kills);
+    const TrainerEnd end{.cause = killed ? Cause::kOutOfMemory : Cause::kUnknown};
+    ended_.push_back(Ended{.live = std::move(live), .end = end});
     return absl::OkStatus();
   }
-  base::LogInfo("trainer adopted", {{"job", job.id}, {"attempt", job.attempt}, {"pid", process->pid}});
+  const std::string handle = runner_.Poll(live.directory).handle;
+  base::LogInfo("trainer adopted", {{"job", job.id}, {"attempt", job.attempt}, {"trainer", handle}});
   if (job.state == JobState::kCancelling) live.stop = job.keep_checkpoint ? Control::kCancelKeeping : Control::kCancel;
   if (job.state == JobState::kPausing) live.stop = Control::kPause;
   base::MutexLock lock(mutex_);
+  RecordHandle(live, handle);
   live_.emplace(job.id, std::move(live));  // The next Tick reads the journal.
   return absl::OkStatus();
 }
@@ -239,14 +268,17 @@ void AttemptSupervisor::Tick() {
     for (auto it = live_.begin(); it != live_.end();) {
       Live& live = it->second;
       // Poll before reading the journal: if the trainer has ended, the journal has everything that it wrote.
-      const std::optional<ExitStatus> exit = runner_.Poll(live.directory);
-      if (exit.has_value()) {
+      TrainerState state = runner_.Poll(live.directory);
+      if (state.phase == TrainerState::Phase::kEnded) {
         oom_.Look(clock_.Monotonic());  // Again: the kernel counts a kill before the killed process is gone.
-        const bool out_of_memory = MayBeOutOfMemory(live, *exit) && oom_.Claim(clock_.Monotonic());
-        ended_.push_back(Ended{.live = std::move(live), .exit = *exit, .out_of_memory = out_of_memory});
+        if (MayBeOutOfMemory(live, state.end) && oom_.Claim(clock_.Monotonic())) state.end.cause = Cause::kOutOfMemory;
+        ended_.push_back(Ended{.live = std::move(live), .end = std::move(state.end)});
         it = live_.erase(it);
         continue;
       }
+      RecordHandle(live, state.handle);
+      WarnWaiting(live, state.waiting_for);
+      if (state.phase == TrainerState::Phase::kStarting) live.last_line = clock_.Monotonic();  // It cannot hang yet.
       if (absl::Status followed = live.unreadable ? absl::OkStatus() : Follow(live).status(); !followed.ok()) {
         if (!live.complained) {
           base::LogWarning("cannot read a trainer's journal",
@@ -496,7 +528,8 @@ absl::Status AttemptSupervisor::Begin(const StoredJob& job, std::shared_ptr<cons
     if (launched.ok()) {
       live_.emplace(job.id, std::move(live));
     } else {
-      ended_.push_back(Ended{.live = std::move(live), .start_failure = std::move(launched)});
+      TrainerEnd end{.cause = Cause::kNotStarted, .failure = std::move(launched)};
+      ended_.push_back(Ended{.live = std::move(live), .end = std::move(end)});
     }
   }
   hub_.Notify(job.id);
@@ -650,7 +683,10 @@ void AttemptSupervisor::SettleAll() {
   for (Ended& one : ended) {
     const bool early = clock_.Monotonic() < one.try_at;
     const absl::StatusOr<bool> settled = early ? false : Settle(one);
-    if (settled.ok() && *settled) continue;
+    if (settled.ok() && *settled) {
+      runner_.Forget(one.live.directory);
+      continue;
+    }
     if (!settled.ok()) {
       one.try_at = clock_.Monotonic() + kSettleAgain;
       base::LogError("cannot record the end of an attempt, will retry",
@@ -698,14 +734,9 @@ absl::Status AttemptSupervisor::ResumeBackoff(const StoredJob& job) {
 absl::StatusOr<AttemptSupervisor::Finding> AttemptSupervisor::Examine(const Ended& ended) const {
   const Live& live = ended.live;
   Finding finding;
-  if (!ended.start_failure.ok()) {
-    const std::string reason = base::Reason(ended.start_failure);
-    // The base model or the data is damaged or missing: a retry cannot help.
-    const bool damaged = reason == "ARTIFACT_CORRUPT", missing = absl::IsNotFound(ended.start_failure);
-    if (damaged && observer_ != nullptr) observer_->OnArtifactDamaged(live.job_id);
-    finding.verdict = {damaged || missing ? Kind::kFailed : Kind::kRetry, CodeName(ended.start_failure.code()),
-                       damaged || reason == "DISK_FULL" ? reason : "START_FAILED",
-                       std::string(ended.start_failure.message())};
+  if (ended.end.cause == Cause::kNotStarted) {
+    finding.verdict = Judge(ended.end, std::nullopt);
+    if (finding.verdict.reason == "ARTIFACT_CORRUPT" && observer_ != nullptr) observer_->OnArtifactDamaged(live.job_id);
     return finding;
   }
   auto outcome = ReadOutcome(state_.files, live.directory);
@@ -718,14 +749,13 @@ absl::StatusOr<AttemptSupervisor::Finding> AttemptSupervisor::Examine(const Ende
                      {{"job", live.job_id}, {"why", std::string(outcome.status().message())}});
   }
   Verdict& verdict = finding.verdict;
-  verdict = Judge(ended.exit, finding.outcome);
+  verdict = Judge(ended.end, finding.outcome);
   if (verdict.kind == Kind::kSucceeded) return finding;
   if (live.hung && verdict.kind != Kind::kFailed) {
     // Counts even if the trainer wrote a checkpoint after SIGTERM: a job that hangs every time must run out of retries.
     verdict = {Kind::kRetry, "DEADLINE_EXCEEDED", "NO_PROGRESS", "stopped: the trainer made no progress for too long"};
-  } else if (ended.out_of_memory && verdict.kind == Kind::kRetry && !finding.outcome.has_value()) {
-    verdict = {Kind::kRetry, "RESOURCE_EXHAUSTED", "OUT_OF_MEMORY",
-               OutOfMemory(live.memory_bytes, options_.memory_limit_bytes)};
+  } else if (verdict.reason == "OUT_OF_MEMORY" && !finding.outcome.has_value()) {
+    verdict.message = OutOfMemory(live.memory_bytes, options_.memory_limit_bytes);
   } else if (verdict.kind == Kind::kRetry && live.stop == Control::kPreempt) {
     verdict.kind = Kind::kRetryUncounted;  // It ended because the server preempted it, cleanly or not.
   }
@@ -833,8 +863,7 @@ AttemptSupervisor::Decision AttemptSupervisor::DecisionOf(const StoredJob& job, 
     t.to = JobState::kPaused;
     t.attempt_state = "PAUSED";
   } else if (decision.verdict.kind == Kind::kRetry) {
-    const bool lost = live.adopted && ended.exit.kind == ExitStatus::Kind::kUnknown && !finding.outcome.has_value() &&
-                      !ended.out_of_memory;
+    const bool lost = live.adopted && ended.end.cause == Cause::kUnknown && !finding.outcome.has_value();
     t.retries = job.retries + 1;
     t.to = *t.retries > options_.retry.max_retries ? JobState::kFailed : JobState::kQueued;
     t.attempt_state = lost ? "LOST" : "FAILED";

@@ -96,6 +96,10 @@ class AttemptSupervisor {
   // The initial state of an attempt of a job that has no checkpoint of its own yet.
   absl::StatusOr<StartOrder> StartOf(const StoredJob& job) const;
   absl::Status Launch(const StoredJob& job, const Resume& resume, Live& live) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Writes the handle to the database when the runner first knows it.
+  void RecordHandle(Live& live, const std::string& handle) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Adds a warning event when the reason why the trainer has not begun changes.
+  void WarnWaiting(Live& live, const std::string& waiting_for) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WarnDamaged(Live& live, const store::CheckpointInfo& checkpoint);
   // In the functions below `live` must belong to the caller alone: it is guarded by mutex_ or no longer in the table.
   absl::Status IngestLines(Live& live, const std::vector<JournalLine>& lines);

@@ -247,15 +247,14 @@ class SqliteDatabase : public Database {
     return changed;
   }
 
-  absl::Status RecordProcess(const std::string& id, std::int64_t attempt, const ProcessId& process,
+  absl::Status RecordTrainer(const std::string& id, std::int64_t attempt, const std::string& handle,
                              const std::optional<OomCount>& oom) override {
     return Write([&] {
-      const long long pid = process.pid, ticks = process.start_ticks, number = attempt;
+      const long long number = attempt;
       const std::string group = oom.has_value() ? oom->group : "";
       const long long kills = oom.has_value() ? static_cast<long long>(oom->kills) : 0;
-      session_ << "UPDATE attempts SET pid = :p, start_ticks = :t, oom_group = :g, oom_kills = :k WHERE job_id = :id "
-                  "AND attempt = :a",
-          use(pid), use(ticks), use(group), use(kills), use(id), use(number);
+      session_ << "UPDATE attempts SET handle = :h, oom_group = :g, oom_kills = :k WHERE job_id = :id AND attempt = :a",
+          use(handle), use(group), use(kills), use(id), use(number);
       return absl::OkStatus();
     });
   }
@@ -276,15 +275,12 @@ class SqliteDatabase : public Database {
   absl::StatusOr<StoredAttempt> GetAttempt(const std::string& id, std::int64_t attempt) override {
     StoredAttempt record;
     NIBBLE_RETURN_IF_ERROR(Read([&]() -> absl::Status {
-      long long number = attempt, pid = 0, ticks = 0, kills = 0;
+      long long number = attempt, kills = 0;
       std::string group;
-      session_ << "SELECT token, state, pid, start_ticks, oom_group, oom_kills FROM attempts WHERE job_id = :id AND "
-                  "attempt = :a",
-          use(id), use(number), into(record.token), into(record.state), into(pid), into(ticks), into(group),
-          into(kills);
+      session_ << "SELECT token, state, handle, oom_group, oom_kills FROM attempts WHERE job_id = :id AND attempt = :a",
+          use(id), use(number), into(record.token), into(record.state), into(record.handle), into(group), into(kills);
       if (!session_.got_data()) return absl::NotFoundError(StrCat("job ", id, " has no attempt ", attempt));
       record.attempt = attempt;
-      if (pid != 0) record.process = ProcessId{pid, ticks};
       if (!group.empty()) record.oom = OomCount{group, static_cast<std::uint64_t>(kills)};
       return absl::OkStatus();
     }));

@@ -16,7 +16,6 @@
 #include "server/jobs/job_query.h"
 #include "server/jobs/job_state.h"
 #include "server/jobs/policy.h"
-#include "server/jobs/runner.h"
 #include "server/jobs/stored_job.h"
 
 namespace nibble::jobs {
@@ -115,7 +114,8 @@ class Database {
   // False if the job is no longer in `from` and at `attempt`: the writer is fenced off. Internal if there is no such
   // edge.
   virtual absl::StatusOr<bool> Apply(const Transition& transition) = 0;
-  virtual absl::Status RecordProcess(const std::string& id, std::int64_t attempt, const ProcessId& process,
+  // `handle`: as in runner.h.
+  virtual absl::Status RecordTrainer(const std::string& id, std::int64_t attempt, const std::string& handle,
                                      const std::optional<OomCount>& oom) = 0;
   // False if the job was marked before.
   virtual absl::StatusOr<bool> MarkPublished(const std::string& id, const std::vector<NewEvent>& events) = 0;

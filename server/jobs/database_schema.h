@@ -166,10 +166,18 @@ inline constexpr std::string_view kFromVersion9[] = {
     "WHERE state = 'QUEUED'",
 };
 
+// Handles of trainers (runner.h) instead of processes. A local trainer's handle is "PID/START_TICKS".
+inline constexpr std::string_view kFromVersion10[] = {
+    "ALTER TABLE attempts ADD COLUMN handle TEXT NOT NULL DEFAULT ''",
+    "UPDATE attempts SET handle = pid || '/' || start_ticks WHERE pid <> 0",
+    "ALTER TABLE attempts DROP COLUMN pid",
+    "ALTER TABLE attempts DROP COLUMN start_ticks",
+};
+
 // kMigrations[v] takes version v to v + 1.
 inline constexpr absl::Span<const std::string_view> kMigrations[] = {
-    kFromVersion0, kFromVersion1, kFromVersion2, kFromVersion3, kFromVersion4,
-    kFromVersion5, kFromVersion6, kFromVersion7, kFromVersion8, kFromVersion9,
+    kFromVersion0, kFromVersion1, kFromVersion2, kFromVersion3, kFromVersion4,  kFromVersion5,
+    kFromVersion6, kFromVersion7, kFromVersion8, kFromVersion9, kFromVersion10,
 };
 
 }  // namespace nibble::jobs

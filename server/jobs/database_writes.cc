@@ -42,9 +42,8 @@ void InsertJob(soci::session& session, const StoredJob& job) {
 absl::Status ApplyRest(soci::session& session, const Transition& t, long long next) {
   const long long attempt = t.attempt;
   if (t.new_attempt) {
-    session << "INSERT INTO attempts (job_id, attempt, token, state, pid, start_ticks) VALUES (:id, :a, :t, 'RUNNING', "
-               "0, 0)",
-        use(t.job_id), use(next), use(t.new_attempt_token);
+    session << "INSERT INTO attempts (job_id, attempt, token, state) VALUES (:id, :a, :t, 'RUNNING')", use(t.job_id),
+        use(next), use(t.new_attempt_token);
     const long long now_us = t.events.empty() ? 0 : absl::ToUnixMicros(t.events.back().time);
     session << "INSERT INTO principal_starts (tenant, owner, started_us) SELECT tenant, owner, "
                "MAX(:now, (SELECT COALESCE(MAX(started_us), 0) + 1 FROM principal_starts)) FROM jobs WHERE id = :id "

@@ -39,6 +39,8 @@ struct LiveAttempt {
   std::int64_t attempt = 0;
   std::string directory;
   std::string token;
+  std::string handle;                  // of the trainer, as recorded in the database; "" before
+  std::string waiting_for;             // why the trainer has not begun, as last reported in an event
   std::int64_t memory_bytes = 0;       // as planned
   std::int64_t disk_bytes = 0;         // as planned
   std::shared_ptr<const void> memory;  // share of ControllerOptions::memory
@@ -69,9 +71,7 @@ struct EndedAttempt {
   };
 
   LiveAttempt live;
-  ExitStatus exit = {};
-  absl::Status start_failure = {};
-  bool out_of_memory = false;                         // the kernel's OOM killer ended its trainer
+  TrainerEnd end = {};
   absl::Duration try_at = -absl::InfiniteDuration();  // after a failure: do not try again before this
   Finding finding = {};
   bool examined = false;                                        // the finding is complete but not yet in the database

@@ -1,3 +1,5 @@
+#include "server/jobs/local_runner.h"
+
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
@@ -19,7 +21,6 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/jobs/process.h"
-#include "server/jobs/runner.h"
 #include "server/jobs/stray_processes.h"
 #include "server/store/layout.h"
 
@@ -53,11 +54,100 @@ class Descriptor {
   int fd_;
 };
 
+std::string HandleOf(const ProcessId& id) { return id.pid == 0 ? "" : StrCat(id.pid, "/", id.start_ticks); }
+
+ProcessId FromHandle(const std::string& handle) {
+  char* end = nullptr;
+  ProcessId id;
+  id.pid = std::strtoll(handle.c_str(), &end, 10);
+  if (*end == '/') id.start_ticks = std::strtoll(end + 1, nullptr, 10);
+  return id;
+}
+
+TrainerEnd EndOf(const ExitStatus& status) {
+  switch (status.kind) {
+    case ExitStatus::Kind::kExited: return {TrainerEnd::Cause::kExited, status.value};
+    case ExitStatus::Kind::kSignaled: return {TrainerEnd::Cause::kSignaled, status.value};
+    case ExitStatus::Kind::kUnknown: return {};
+  }
+  return {};
+}
+
 class LocalRunner : public Runner {
  public:
   explicit LocalRunner(LocalRunnerOptions options) : options_(std::move(options)) {}
 
-  absl::StatusOr<ProcessId> Start(const std::string& directory) override {
+  void Start(const std::string& directory) override {
+    Running running{.is_child = true};
+    const absl::StatusOr<ProcessId> id = Launch(directory);
+    if (id.ok()) running.id = *id;
+    if (!id.ok()) running.end = TrainerEnd{.cause = TrainerEnd::Cause::kNotStarted, .failure = id.status()};
+    running_.insert_or_assign(directory, std::move(running));
+  }
+
+  absl::StatusOr<bool> Adopt(const std::string& directory, const std::string& recorded) override {
+    NIBBLE_ASSIGN_OR_RETURN(bool held, LockHeld(directory));
+    ProcessId id = FromHandle(recorded);
+    if (held && id.start_ticks == 0) {
+      // The server died before it recorded the process. The child writes its pid before it becomes the trainer.
+      const SteadyTime give_up = std::chrono::steady_clock::now() + kWaitForPid;
+      for (id.pid = 0; held; std::this_thread::sleep_for(std::chrono::milliseconds(10))) {
+        NIBBLE_ASSIGN_OR_RETURN(const std::string text, base::RealFileSystem().Read(LockPath(directory), 32));
+        id.pid = std::strtoll(text.c_str(), nullptr, 10);
+        if (id.pid > 1 || std::chrono::steady_clock::now() > give_up) break;
+        NIBBLE_ASSIGN_OR_RETURN(held, LockHeld(directory));
+      }
+      if (held && id.pid <= 1) {
+        KillHolders(LockPath(directory));  // The child could not write its pid, so it cannot be watched.
+        held = false;
+      }
+      NIBBLE_ASSIGN_OR_RETURN(const auto ticks, StartTicks(static_cast<pid_t>(id.pid)));
+      id.start_ticks = ticks.value_or(0);
+    }
+    if (held) running_.insert_or_assign(directory, Running{.id = id});
+    return held;
+  }
+
+  TrainerState Poll(const std::string& directory) override {
+    const auto it = running_.find(directory);
+    if (it == running_.end()) return {.phase = TrainerState::Phase::kEnded};
+    Running& running = it->second;
+    if (!running.end.has_value()) Look(directory, running);
+    TrainerState state{.phase = TrainerState::Phase::kRunning, .handle = HandleOf(running.id)};
+    if (running.end.has_value()) {
+      state.phase = TrainerState::Phase::kEnded;
+      state.end = *running.end;
+    }
+    return state;
+  }
+
+  void Send(const std::string& directory, Signal signal) override {
+    const auto it = running_.find(directory);
+    if (it == running_.end() || it->second.end.has_value()) return;
+    if (!it->second.is_child) {
+      const auto alive = IsAlive(it->second);
+      if (!alive.ok() || !*alive) return;
+    }
+    ::kill(-static_cast<pid_t>(it->second.id.pid), signal == Signal::kKill ? SIGKILL : SIGTERM);
+  }
+
+  void Forget(const std::string& directory) override {
+    const auto it = running_.find(directory);
+    if (it != running_.end() && it->second.end.has_value()) running_.erase(it);
+  }
+
+  void ReapStrays() override { ReapStrayChildren(Pids()); }
+
+ private:
+  struct Running {
+    ProcessId id = {};
+    bool is_child = false;
+    std::optional<TrainerEnd> end = std::nullopt;
+    std::optional<SteadyTime> gone_since = std::nullopt;
+    bool complained = false;
+  };
+
+  absl::StatusOr<ProcessId> Launch(const std::string& directory) const {
     // The trainer holds this lock while it lives, so that a restarted server need not trust a pid.
     Descriptor lock(::open(LockPath(directory).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640));
     if (lock.get() < 0) return FromErrno("open the attempt's lock");
@@ -94,78 +184,31 @@ class LocalRunner : public Runner {
       return absl::FailedPreconditionError(StrCat("cannot start ", options_.trainer_path, ": ", std::strerror(error)));
     }
     const auto ticks = StartTicks(pid);
-    const ProcessId id{pid, ticks.ok() ? ticks->value_or(0) : 0};  // 0: Adopt reads the pid from the lock
-    running_[directory] = {.id = id, .is_child = true};
-    return id;
+    return ProcessId{pid, ticks.ok() ? ticks->value_or(0) : 0};  // 0: Adopt reads the pid from the lock
   }
 
-  absl::StatusOr<ProcessId> Adopt(const std::string& directory, std::optional<ProcessId> recorded) override {
-    NIBBLE_ASSIGN_OR_RETURN(bool held, LockHeld(directory));
-    ProcessId id = recorded.value_or(ProcessId{});
-    if (held && id.start_ticks == 0) {
-      // The server died before it recorded the process. The child writes its pid before it becomes the trainer.
-      const SteadyTime give_up = std::chrono::steady_clock::now() + kWaitForPid;
-      for (id.pid = 0; held; std::this_thread::sleep_for(std::chrono::milliseconds(10))) {
-        NIBBLE_ASSIGN_OR_RETURN(const std::string text, base::RealFileSystem().Read(LockPath(directory), 32));
-        id.pid = std::strtoll(text.c_str(), nullptr, 10);
-        if (id.pid > 1 || std::chrono::steady_clock::now() > give_up) break;
-        NIBBLE_ASSIGN_OR_RETURN(held, LockHeld(directory));
-      }
-      if (held && id.pid <= 1) {
-        KillHolders(LockPath(directory));  // The child could not write its pid, so it cannot be watched.
-        held = false;
-      }
-      NIBBLE_ASSIGN_OR_RETURN(const auto ticks, StartTicks(static_cast<pid_t>(id.pid)));
-      id.start_ticks = ticks.value_or(0);
-    }
-    if (!held) return absl::NotFoundError(StrCat("no process of ", directory, " is alive"));
-    running_[directory] = {.id = id, .is_child = false};
-    return id;
-  }
-
-  std::optional<ExitStatus> Poll(const std::string& directory) override {
-    const auto it = running_.find(directory);
-    if (it == running_.end()) return ExitStatus{};
-    Running& running = it->second;
+  // Sets the trainer's end once no process of the attempt is left.
+  void Look(const std::string& directory, Running& running) const {
     const absl::StatusOr<bool> over = Over(directory, running);
     if (!over.ok()) {
       if (!std::exchange(running.complained, true)) {
         base::LogWarning("cannot determine whether the trainer is alive",
                          {{"directory", directory}, {"why", std::string(over.status().message())}});
       }
-      return std::nullopt;
+      return;
     }
-    if (!*over) return std::nullopt;
+    if (!*over) return;
     // Also for an adopted process: it may be our child after all (a second controller in the same process).
-    const ExitStatus status = Reap(static_cast<pid_t>(running.id.pid), running.is_child);
-    running_.erase(it);
+    running.end = EndOf(Reap(static_cast<pid_t>(running.id.pid), running.is_child));
     EndStrayChildren(Pids());
-    return status;
   }
 
-  void Send(const std::string& directory, Signal signal) override {
-    const auto it = running_.find(directory);
-    if (it == running_.end()) return;
-    if (!it->second.is_child) {
-      const auto alive = IsAlive(it->second);
-      if (!alive.ok() || !*alive) return;
-    }
-    ::kill(-static_cast<pid_t>(it->second.id.pid), signal == Signal::kKill ? SIGKILL : SIGTERM);
-  }
-
-  void ReapStrays() override { ReapStrayChildren(Pids()); }
-
- private:
-  struct Running {
-    ProcessId id;
-    bool is_child = false;
-    std::optional<SteadyTime> gone_since = std::nullopt;
-    bool complained = false;
-  };
-
+  // Of trainers that are not reaped.
   std::set<pid_t> Pids() const {
     std::set<pid_t> pids;
-    for (const auto& [directory, running] : running_) pids.insert(static_cast<pid_t>(running.id.pid));
+    for (const auto& [directory, running] : running_) {
+      if (!running.end.has_value()) pids.insert(static_cast<pid_t>(running.id.pid));
+    }
     return pids;
   }
 

@@ -8,9 +8,24 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/jobs/runner.h"
 
 namespace nibble::jobs {
+
+// Identifies a process: a pid alone may belong to another process by now.
+struct ProcessId {
+  std::int64_t pid = 0;
+  std::int64_t start_ticks = 0;  // field 22 of /proc/PID/stat; 0: unknown
+};
+
+struct ExitStatus {
+  enum class Kind {
+    kExited,    // value: exit code
+    kSignaled,  // value: signal
+    kUnknown,   // not our child, or it has not ended
+  };
+  Kind kind = Kind::kUnknown;
+  int value = 0;
+};
 
 struct ChildPlan {
   std::vector<std::string> arguments;  // the first is also the path of the program

@@ -12,7 +12,6 @@
 #include "server/jobs/job_spec.h"
 #include "server/jobs/job_state.h"
 #include "server/jobs/oom_watch.h"
-#include "server/jobs/runner.h"
 #include "server/store/checkpoints.h"
 
 namespace nibble::jobs {
@@ -67,8 +66,8 @@ absl::Status CheckEtag(const StoredJob& job, const IfEtag& etag);
 struct StoredAttempt {
   std::int64_t attempt = 0;
   std::string token;
-  std::string state;  // "RUNNING", then SUCCEEDED | FAILED | LOST | CANCELLED | PAUSED | PREEMPTED
-  std::optional<ProcessId> process;
+  std::string state;            // "RUNNING", then SUCCEEDED | FAILED | LOST | CANCELLED | PAUSED | PREEMPTED
+  std::string handle;           // of its trainer (runner.h); "": not recorded
   std::optional<OomCount> oom;  // count when its trainer was started
 };
 

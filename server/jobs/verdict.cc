@@ -1,20 +1,34 @@
 #include "server/jobs/verdict.h"
 
+#include "server/base/error.h"
 #include "server/base/strings.h"
 
 namespace nibble::jobs {
 
 using base::StrCat;
+using Cause = TrainerEnd::Cause;
 using Kind = Verdict::Kind;
 
-Verdict Judge(const ExitStatus& exit, const std::optional<Outcome>& outcome) {
+namespace {
+
+Verdict StartVerdict(const absl::Status& failure) {
+  const std::string reason = base::Reason(failure);
+  // The base model or the data is damaged or missing: a retry cannot help.
+  const bool damaged = reason == "ARTIFACT_CORRUPT", missing = absl::IsNotFound(failure);
+  return {damaged || missing ? Kind::kFailed : Kind::kRetry, CodeName(failure.code()),
+          damaged || reason == "DISK_FULL" ? reason : "START_FAILED", std::string(failure.message())};
+}
+
+}  // namespace
+
+Verdict Judge(const TrainerEnd& end, const std::optional<Outcome>& outcome) {
   // The outcome is the trainer's last act: if it is complete, it does not matter how the process ended afterwards.
   if (outcome.has_value() && outcome->kind == Outcome::Kind::kOk) return {Kind::kSucceeded, "", "", ""};
   if (outcome.has_value() && outcome->kind != Outcome::Kind::kFailed) return {Kind::kStopped, "", "", ""};
 
-  ExitStatus judged = exit;
-  if (exit.kind == ExitStatus::Kind::kUnknown && outcome.has_value()) {
-    judged = {ExitStatus::Kind::kExited, outcome->exit_code};
+  TrainerEnd judged = end;
+  if (end.cause != Cause::kExited && end.cause != Cause::kSignaled && outcome.has_value()) {
+    judged = {Cause::kExited, outcome->exit_code};
   }
   Verdict verdict;
   if (outcome.has_value()) {
@@ -28,16 +42,31 @@ Verdict Judge(const ExitStatus& exit, const std::optional<Outcome>& outcome) {
     verdict.reason = reason;
     verdict.message = std::move(message);
   };
-  switch (judged.kind) {
-    case ExitStatus::Kind::kUnknown:
+  // Ended by its cluster: the retry does not count.
+  const auto disrupted = [&](const char* reason, std::string message) {
+    say("UNAVAILABLE", reason, judged.detail.empty() ? std::move(message) : StrCat(message, ": ", judged.detail));
+    verdict.kind = Kind::kRetryUncounted;
+    return verdict;
+  };
+  switch (judged.cause) {
+    case Cause::kUnknown:
       verdict.kind = Kind::kRetry;
       say("UNAVAILABLE", "ATTEMPT_LOST", "the trainer no longer existed when the server restarted");
       return verdict;
-    case ExitStatus::Kind::kSignaled:
+    case Cause::kOutOfMemory:
+      verdict.kind = Kind::kRetry;
+      say("RESOURCE_EXHAUSTED", "OUT_OF_MEMORY", "the kernel's OOM killer ended the trainer");
+      return verdict;
+    case Cause::kNotStarted: return StartVerdict(judged.failure);
+    case Cause::kEvicted: return disrupted("EVICTED", "the trainer's pod was evicted");
+    case Cause::kPreempted: return disrupted("PREEMPTED", "the trainer's quota was given to another job");
+    case Cause::kNodeLost: return disrupted("NODE_LOST", "the trainer's node does not answer");
+    case Cause::kDeleted: return disrupted("TRAINER_DELETED", "the trainer was deleted, but not by this server");
+    case Cause::kSignaled:
       verdict.kind = Kind::kRetry;
       say("INTERNAL", "TRAINER_SIGNAL", StrCat("the trainer was ended by signal ", judged.value));
       return verdict;
-    case ExitStatus::Kind::kExited: break;
+    case Cause::kExited: break;
   }
   switch (judged.value) {
     case kExitBadInput:

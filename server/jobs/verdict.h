@@ -25,6 +25,6 @@ struct Verdict {
   std::string message;
 };
 
-Verdict Judge(const ExitStatus& exit, const std::optional<Outcome>& outcome);
+Verdict Judge(const TrainerEnd& end, const std::optional<Outcome>& outcome);
 
 }  // namespace nibble::jobs

@@ -113,7 +113,7 @@ def test_next_server_adopts_the_trainer_of_a_killed_server(undisturbed):
         assert trainers(server) == [pid], "the trainer outlives its server and stays the only one"
         got = server.json("jobs", "get", job)
         assert got["state"] == "RUNNING" and got["attempt"] == 1 and got["progress"]["step"] < STEPS
-        adopted = [(entry["attempt"], entry["pid"]) for entry in server.logged("trainer adopted") if entry["job"] == job]
+        adopted = [(entry["attempt"], int(entry["trainer"].split("/")[0])) for entry in server.logged("trainer adopted") if entry["job"] == job]
         assert adopted == [(1, pid)]
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -440,7 +440,7 @@ def test_R1_repeated_kills_of_the_server_lose_nothing(make_server, model_directo
             entries = server.logged("trainer adopted")[adopted:]
             adopted += len(entries)
             standing = {(pid, *attempt_of(directory)) for pid, directory in frozen.items() if stands_still(pid)}
-            adopted_trainers = {(entry["pid"], entry["job"], entry["attempt"]) for entry in entries}
+            adopted_trainers = {(int(entry["trainer"].split("/")[0]), entry["job"], entry["attempt"]) for entry in entries}
             assert standing <= adopted_trainers, "a live trainer was not adopted"
         finally:
             send(frozen, signal.SIGCONT)

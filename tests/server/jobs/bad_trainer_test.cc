@@ -21,8 +21,8 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "server/base/files.h"
+#include "server/jobs/local_runner.h"
 #include "server/jobs/process.h"
-#include "server/jobs/runner.h"
 #include "tests/server/jobs/local_runner_fixture.h"
 #include "tests/support/soon.h"
 
@@ -285,9 +285,9 @@ TEST_F(BadTrainerTest, ReapStraysLeavesATrainersStatusToPoll) {  // R17
   Kill();                                                        // The controller would reap the trainer as a stray.
   const Subreaper subreaper;
   auto runner = MakeLocalRunner({.trainer_path = "/bin/false", .environment = {}});
-  const auto trainer = runner->Start(temp_.path());
-  ASSERT_TRUE(trainer.ok()) << trainer.status();
-  const pid_t pid = static_cast<pid_t>(trainer->pid);
+  runner->Start(temp_.path());
+  const std::string lock = base::JoinPath(temp_.path(), store::kAttemptLockFile);
+  const pid_t pid = static_cast<pid_t>(std::stol(*base::RealFileSystem().Read(lock, 32)));
   WaitForZombie(pid);  // first in the kernel's list, before the strays
   const pid_t stray = Fork(/*ended=*/true), other = Fork(/*ended=*/true);
   WaitForZombie(stray);
@@ -296,10 +296,14 @@ TEST_F(BadTrainerTest, ReapStraysLeavesATrainersStatusToPoll) {  // R17
   EXPECT_FALSE(IsThere(stray));
   EXPECT_FALSE(IsThere(other));
   EXPECT_TRUE(IsThere(pid));
-  const auto status = runner->Poll(temp_.path());
-  ASSERT_TRUE(status.has_value());
-  EXPECT_EQ(status->kind, ExitStatus::Kind::kExited);
-  EXPECT_EQ(status->value, 1);
+  for (int i = 0; i < 2; ++i) {  // The end stays known.
+    const TrainerState state = runner->Poll(temp_.path());
+    EXPECT_EQ(state.phase, TrainerState::Phase::kEnded);
+    EXPECT_EQ(state.end.cause, TrainerEnd::Cause::kExited);
+    EXPECT_EQ(state.end.value, 1);
+  }
+  runner->Forget(temp_.path());
+  EXPECT_EQ(runner->Poll(temp_.path()).end.cause, TrainerEnd::Cause::kUnknown);
 }
 
 TEST_F(BadTrainerTest, NothingIsReapedWithoutASubreaper) {

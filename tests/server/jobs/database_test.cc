@@ -298,7 +298,7 @@ TEST_F(DatabaseTest, EveryCallTurnsSqlErrorsIntoStatus) {
   EXPECT_FALSE(database_->Counts().ok());
   EXPECT_FALSE(database_->Delete("job-1", {}).ok());
   EXPECT_FALSE(database_->Apply(Start("job-1", 0)).ok());
-  EXPECT_FALSE(database_->RecordProcess("job-1", 1, {1, 1}, {}).ok());
+  EXPECT_FALSE(database_->RecordTrainer("job-1", 1, "1/1", {}).ok());
   EXPECT_FALSE(database_->MarkPublished("job-1", {}).ok());
   EXPECT_FALSE(database_->GetAttempt("job-1", 1).ok());
   EXPECT_FALSE(database_->Append("job-1", {Line(1, 1)}, nullptr).ok());

@@ -109,8 +109,16 @@ TEST_F(DatabaseTest, UpgradesEveryEarlierSchemaVersion) {
   }
 }
 
+TEST_F(DatabaseTest, ProcessOfAnAttemptBecomesItsHandle) {
+  const std::string attempt = "INSERT INTO attempts (job_id, attempt, token, state, pid, start_ticks) VALUES ";
+  OpenAsOf(10, {OldJob("job-1"), attempt + "('job-1', 1, 't', 'RUNNING', 1234, 56789)",
+                attempt + "('job-1', 2, 't', 'RUNNING', 0, 0)"});
+  EXPECT_EQ(database_->GetAttempt("job-1", 1)->handle, "1234/56789");
+  EXPECT_EQ(database_->GetAttempt("job-1", 2)->handle, "") << "its process was never recorded";
+}
+
 TEST_F(DatabaseTest, PlannedDiskBytesAreKeptAndEarlierJobsHaveNone) {  // T10
-  OpenAsOf(std::size(kMigrations) - 1, {OldJob("old")});
+  OpenAsOf(9, {OldJob("old")});
   EXPECT_EQ(database_->Get("old")->disk_bytes, 0);
   StoredJob job;
   job.id = std::string("new");

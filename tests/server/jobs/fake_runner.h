@@ -23,8 +23,9 @@ class FakeMachine {
     std::string directory;
     std::unique_ptr<JournalWriter> journal;
     std::vector<Runner::Signal> signals;
-    std::optional<ExitStatus> exit;  // set once it has ended
+    std::optional<TrainerEnd> end;  // set once it has ended
     std::int64_t pid = 0;
+    bool forgotten = false;
   };
 
   explicit FakeMachine(base::Clock& clock) : clock_(clock) {}
@@ -41,12 +42,12 @@ class FakeMachine {
     for (auto& [directory, trainer] : trainers_) all.push_back(&trainer);
     return all;
   }
-  void Exit(Trainer& trainer, int code) { End(trainer, {ExitStatus::Kind::kExited, code}); }
-  void Kill(Trainer& trainer, int signal = 9) { End(trainer, {ExitStatus::Kind::kSignaled, signal}); }
+  void Exit(Trainer& trainer, int code) { End(trainer, {TrainerEnd::Cause::kExited, code}); }
+  void Kill(Trainer& trainer, int signal = 9) { End(trainer, {TrainerEnd::Cause::kSignaled, signal}); }
   int num_alive() {
     base::MutexLock lock(mutex_);
     int alive = 0;
-    for (auto& [directory, trainer] : trainers_) alive += !trainer.exit.has_value();
+    for (auto& [directory, trainer] : trainers_) alive += !trainer.end.has_value();
     return alive;
   }
   // Forgets all trainers, for a test that starts again with an empty state directory.
@@ -54,16 +55,19 @@ class FakeMachine {
     base::MutexLock lock(mutex_);
     trainers_.clear();
   }
-  // Start returns this if it is an error.
+  // Ends the trainer without a word from it, as a cluster does.
+  void End(Trainer& trainer, TrainerEnd end) {
+    base::MutexLock lock(mutex_);
+    trainer.journal.reset();
+    trainer.end = std::move(end);
+  }
+  // Trainers do not start if this is an error.
   absl::Status fail_start;
+  // Trainers are still starting while this is not empty: why they wait.
+  std::string waiting_for;
 
  private:
   friend class FakeRunner;
-  void End(Trainer& trainer, ExitStatus exit) {
-    base::MutexLock lock(mutex_);
-    trainer.journal.reset();
-    trainer.exit = exit;
-  }
 
   base::Clock& clock_;
   base::Mutex mutex_;
@@ -75,7 +79,50 @@ class FakeRunner : public Runner {
  public:
   explicit FakeRunner(FakeMachine& machine) : machine_(machine) {}
 
-  absl::StatusOr<ProcessId> Start(const std::string& directory) override {
+  void Start(const std::string& directory) override {
+    if (absl::Status started = Launch(directory); !started.ok()) {
+      not_started_[directory] = {.cause = TrainerEnd::Cause::kNotStarted, .failure = std::move(started)};
+    }
+  }
+  absl::StatusOr<bool> Adopt(const std::string& directory, const std::string& /*recorded*/) override {
+    base::MutexLock lock(machine_.mutex_);
+    const auto it = machine_.trainers_.find(directory);
+    return it != machine_.trainers_.end() && !it->second.end.has_value();
+  }
+  TrainerState Poll(const std::string& directory) override {
+    using Phase = TrainerState::Phase;
+    if (const auto failed = not_started_.find(directory); failed != not_started_.end()) {
+      return {.phase = Phase::kEnded, .end = failed->second};
+    }
+    base::MutexLock lock(machine_.mutex_);
+    const FakeMachine::Trainer& trainer = machine_.trainers_.at(directory);
+    TrainerState state{.phase = Phase::kRunning, .handle = std::to_string(trainer.pid)};
+    if (!machine_.waiting_for.empty()) {
+      state = {.phase = Phase::kStarting, .handle = "", .waiting_for = machine_.waiting_for};
+    }
+    if (!trainer.end.has_value()) return state;
+    const bool child = std::find(children_.begin(), children_.end(), directory) != children_.end();
+    state.phase = Phase::kEnded;
+    state.end = child ? *trainer.end : TrainerEnd{};
+    return state;
+  }
+  void Send(const std::string& directory, Signal signal) override {
+    base::MutexLock lock(machine_.mutex_);
+    FakeMachine::Trainer& trainer = machine_.trainers_.at(directory);
+    trainer.signals.push_back(signal);
+    if (signal == Signal::kKill && !trainer.end.has_value()) {
+      trainer.journal.reset();
+      trainer.end = TrainerEnd{TrainerEnd::Cause::kSignaled, 9};
+    }
+  }
+  void Forget(const std::string& directory) override {
+    base::MutexLock lock(machine_.mutex_);
+    const auto it = machine_.trainers_.find(directory);
+    if (it != machine_.trainers_.end()) it->second.forgotten = true;
+  }
+
+ private:
+  absl::Status Launch(const std::string& directory) {
     if (!machine_.fail_start.ok()) return machine_.fail_start;
     auto order = ReadAttemptOrder(base::RealFileSystem(), directory);
     if (!order.ok()) return order.status();
@@ -87,33 +134,12 @@ class FakeRunner : public Runner {
     trainer.journal = *JournalWriter::Open(base::RealFileSystem(), machine_.clock_, directory);
     trainer.pid = machine_.next_pid_++;
     children_.push_back(directory);
-    return ProcessId{trainer.pid, trainer.pid * 7};
-  }
-  absl::StatusOr<ProcessId> Adopt(const std::string& directory, std::optional<ProcessId> recorded) override {
-    base::MutexLock lock(machine_.mutex_);
-    const auto it = machine_.trainers_.find(directory);
-    if (it == machine_.trainers_.end() || it->second.exit.has_value()) return absl::NotFoundError("dead");
-    return recorded.value_or(ProcessId{it->second.pid, it->second.pid * 7});
-  }
-  std::optional<ExitStatus> Poll(const std::string& directory) override {
-    base::MutexLock lock(machine_.mutex_);
-    const auto& exit = machine_.trainers_.at(directory).exit;
-    const bool child = std::find(children_.begin(), children_.end(), directory) != children_.end();
-    return !exit.has_value() || child ? exit : ExitStatus{};
-  }
-  void Send(const std::string& directory, Signal signal) override {
-    base::MutexLock lock(machine_.mutex_);
-    FakeMachine::Trainer& trainer = machine_.trainers_.at(directory);
-    trainer.signals.push_back(signal);
-    if (signal == Signal::kKill && !trainer.exit.has_value()) {
-      trainer.journal.reset();
-      trainer.exit = ExitStatus{ExitStatus::Kind::kSignaled, 9};
-    }
+    return absl::OkStatus();
   }
 
- private:
   FakeMachine& machine_;
   std::vector<std::string> children_;
+  std::map<std::string, TrainerEnd> not_started_;
 };
 
 }  // namespace nibble::jobs

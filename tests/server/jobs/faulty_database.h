@@ -58,9 +58,9 @@ class FaultyDatabase : public Database {
   absl::StatusOr<bool> Apply(const Transition& transition) override {
     return Write<absl::StatusOr<bool>>([&] { return real_->Apply(transition); });
   }
-  absl::Status RecordProcess(const std::string& id, std::int64_t attempt, const ProcessId& process,
+  absl::Status RecordTrainer(const std::string& id, std::int64_t attempt, const std::string& handle,
                              const std::optional<OomCount>& oom) override {
-    return Write<absl::Status>([&] { return real_->RecordProcess(id, attempt, process, oom); });
+    return Write<absl::Status>([&] { return real_->RecordTrainer(id, attempt, handle, oom); });
   }
   absl::StatusOr<bool> MarkPublished(const std::string& id, const std::vector<NewEvent>& events) override {
     return Write<absl::StatusOr<bool>>([&] { return real_->MarkPublished(id, events); });

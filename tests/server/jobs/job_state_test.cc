@@ -230,11 +230,11 @@ Outcome Made(Outcome::Kind kind, int exit_code) {
 
 // The table in docs/life_of_a_job.md, "How an attempt ends".
 TEST(VerdictTest, ExitCodesAreJudgedByTheTable) {
-  using E = ExitStatus::Kind;
+  using E = TrainerEnd::Cause;
   using O = Outcome::Kind;
   using V = Verdict::Kind;
-  const auto judge = [](E kind, int value, std::optional<Outcome> outcome = std::nullopt) {
-    return Judge({kind, value}, outcome);
+  const auto judge = [](E cause, int value, std::optional<Outcome> outcome = std::nullopt) {
+    return Judge({.cause = cause, .value = value}, outcome);
   };
   EXPECT_EQ(judge(E::kExited, 0, Made(O::kOk, 0)).kind, V::kSucceeded);
   EXPECT_EQ(judge(E::kUnknown, 0, Made(O::kOk, 0)).kind, V::kSucceeded);
@@ -260,6 +260,47 @@ TEST(VerdictTest, ExitCodesAreJudgedByTheTable) {
   // If the exit status is unknown, the exit code in the outcome counts.
   EXPECT_EQ(judge(E::kUnknown, 0, Made(O::kFailed, 42)).kind, V::kFailed);
   EXPECT_EQ(judge(E::kUnknown, 0, Made(O::kFailed, 1)).kind, V::kRetry);
+}
+
+TEST(VerdictTest, EndsCausedByTheClusterDoNotCount) {
+  using E = TrainerEnd::Cause;
+  using O = Outcome::Kind;
+  using V = Verdict::Kind;
+  const std::map<E, std::string> reasons = {{E::kEvicted, "EVICTED"},
+                                            {E::kPreempted, "PREEMPTED"},
+                                            {E::kNodeLost, "NODE_LOST"},
+                                            {E::kDeleted, "TRAINER_DELETED"}};
+  for (const auto& [cause, reason] : reasons) {
+    SCOPED_TRACE(reason);
+    const Verdict verdict = Judge({.cause = cause, .detail = "low on memory"}, std::nullopt);
+    EXPECT_EQ(verdict.kind, V::kRetryUncounted);
+    EXPECT_EQ(verdict.code, "UNAVAILABLE");
+    EXPECT_EQ(verdict.reason, reason);
+    EXPECT_TRUE(verdict.message.ends_with(": low on memory")) << verdict.message;
+    // What the trainer wrote before its end counts more.
+    EXPECT_EQ(Judge({.cause = cause}, Made(O::kOk, 0)).kind, V::kSucceeded);
+    EXPECT_EQ(Judge({.cause = cause}, Made(O::kPaused, 75)).kind, V::kStopped);
+    EXPECT_EQ(Judge({.cause = cause}, Made(O::kFailed, 42)).kind, V::kFailed);
+  }
+}
+
+TEST(VerdictTest, AKillForMemoryAndAFailedStartCount) {
+  using E = TrainerEnd::Cause;
+  using V = Verdict::Kind;
+  const Verdict killed = Judge({.cause = E::kOutOfMemory}, std::nullopt);
+  EXPECT_EQ(killed.kind, V::kRetry);
+  EXPECT_EQ(killed.code, "RESOURCE_EXHAUSTED");
+  EXPECT_EQ(killed.reason, "OUT_OF_MEMORY");
+  const auto start = [](absl::Status failure) {
+    return Judge({.cause = E::kNotStarted, .failure = std::move(failure)}, std::nullopt);
+  };
+  EXPECT_EQ(start(absl::FailedPreconditionError("no such program")).kind, V::kRetry);
+  EXPECT_EQ(start(absl::FailedPreconditionError("no such program")).reason, "START_FAILED");
+  EXPECT_EQ(start(absl::FailedPreconditionError("no such program")).message, "no such program");
+  EXPECT_EQ(start(absl::NotFoundError("no model")).kind, V::kFailed);
+  const auto damaged = base::WithReason(absl::DataLossError("bad weights"), "ARTIFACT_CORRUPT", {{"name", "base"}});
+  EXPECT_EQ(start(damaged).kind, V::kFailed);
+  EXPECT_EQ(start(damaged).reason, "ARTIFACT_CORRUPT");
 }
 
 }  // namespace

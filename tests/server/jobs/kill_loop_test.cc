@@ -11,6 +11,7 @@
 
 #include "server/base/sha256.h"
 #include "server/jobs/controller.h"
+#include "server/jobs/local_runner.h"
 #include "tests/support/temp_directory.h"
 
 namespace nibble::jobs {
@@ -51,8 +52,8 @@ class KillLoopTest : public ::testing::Test {
   bool KillTrainer(const std::string& id) {
     const auto job = database_->Get(id);
     const auto attempt = database_->GetAttempt(id, job->attempt);
-    if (!attempt.ok() || !attempt->process.has_value() || attempt->state != "RUNNING") return false;
-    return ::kill(static_cast<pid_t>(-attempt->process->pid), SIGKILL) == 0;
+    if (!attempt.ok() || attempt->handle.empty() || attempt->state != "RUNNING") return false;
+    return ::kill(static_cast<pid_t>(-std::stol(attempt->handle)), SIGKILL) == 0;  // "PID/START_TICKS"
   }
   std::string Submit() {
     JobSpec spec;

@@ -16,6 +16,7 @@
 
 #include "server/base/sha256.h"
 #include "server/jobs/controller.h"
+#include "server/jobs/local_runner.h"
 #include "tests/support/temp_directory.h"
 
 namespace nibble::jobs {
@@ -100,12 +101,12 @@ class LocalRunnerTest : public ::testing::Test {
   }
   // While this file exists, trainers wait after step 3.
   std::string Hold() const { return state_->paths.dataset("train") + "/hold"; }
+  // Of a handle "PID/START_TICKS".
+  static pid_t PidOf(const std::string& handle) { return static_cast<pid_t>(std::stol(handle)); }
   std::string Log(const std::string& id, int attempt) const {
     return *base::RealFileSystem().Read(state_->paths.attempt(id, attempt) + "/trainer.log", 1 << 20);
   }
-  pid_t Pid(const std::string& id) {
-    return static_cast<pid_t>(database_->GetAttempt(id, database_->Get(id)->attempt)->process->pid);
-  }
+  pid_t Pid(const std::string& id) { return PidOf(database_->GetAttempt(id, database_->Get(id)->attempt)->handle); }
 
   nibble::testing::TempDirectory temp_;
   ControllerOptions options_;

@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "server/base/error.h"
+#include "server/base/strings.h"
 #include "server/jobs/process.h"
 #include "tests/server/jobs/local_runner_fixture.h"
 
@@ -86,7 +87,9 @@ TEST_F(LocalRunnerTest, ProcessesOfATrainerEndWithIt) {
   const std::string id = Submit("fork");
   EXPECT_EQ(WaitForEnd(id).state, kSucceeded);
   // The trainer's sleep process held the attempt's lock; the lock is free, so the process is dead.
-  EXPECT_EQ(runner_->Adopt(state_->paths.attempt(id, 1), std::nullopt).status().code(), absl::StatusCode::kNotFound);
+  const auto adopted = runner_->Adopt(state_->paths.attempt(id, 1), "");
+  ASSERT_TRUE(adopted.ok()) << adopted.status();
+  EXPECT_FALSE(*adopted);
 }
 
 TEST_F(LocalRunnerTest, ShutdownWritesACheckpointAndTheNextServerResumes) {
@@ -127,10 +130,12 @@ TEST_F(LocalRunnerTest, TrainerWhosePidWasNeverRecordedIsAdoptedToo) {
   Kill();
   const std::string directory = state_->paths.attempt(id, 1);
   auto runner = MakeLocalRunner({kTrainer, Environment()});
-  const auto found = runner->Adopt(directory, std::nullopt);
+  const auto found = runner->Adopt(directory, "");
   ASSERT_TRUE(found.ok()) << found.status();
-  EXPECT_EQ(found->pid, pid);
-  EXPECT_FALSE(runner->Poll(directory).has_value());
+  EXPECT_TRUE(*found);
+  const TrainerState state = runner->Poll(directory);
+  EXPECT_EQ(state.phase, TrainerState::Phase::kRunning);
+  EXPECT_EQ(PidOf(state.handle), pid);
   Open();
   std::filesystem::remove(Hold());
   EXPECT_EQ(WaitForEnd(id).attempt, 1);
@@ -154,25 +159,29 @@ TEST_F(LocalRunnerTest, TrainerIsNotTakenForDeadWithoutFileDescriptors) {
   std::ofstream(Hold()) << "x";
   const std::string id = Submit("ok");
   WaitFor(id, [](const StoredJob& job) { return job.progress.value("step", 0) == 3; });
-  const ProcessId recorded = *database_->GetAttempt(id, 1)->process;
+  const std::string recorded = database_->GetAttempt(id, 1)->handle;
   Kill();
   const std::string directory = state_->paths.attempt(id, 1);
   auto runner = MakeLocalRunner({kTrainer, Environment()});
-  for (const std::optional<ProcessId>& known : {std::optional(recorded), std::optional<ProcessId>()}) {
+  for (const std::string& known : {recorded, std::string()}) {
     const auto adopted = [&] {
       const NoDescriptors none;  // as briefly as possible: UBSan itself opens a pipe to inspect an object
       return runner->Adopt(directory, known).status();
     }();
     EXPECT_THAT(std::string(adopted.message()), HasSubstr("Too many open files"));
   }
-  ASSERT_TRUE(runner->Adopt(directory, recorded).ok());
+  const auto adopted = runner->Adopt(directory, recorded);
+  ASSERT_TRUE(adopted.ok() && *adopted);
   const auto polled = [&] {
     const NoDescriptors none;
     return runner->Poll(directory);
   }();
-  EXPECT_FALSE(polled.has_value());
-  EXPECT_FALSE(runner->Poll(directory).has_value());
-  EXPECT_EQ(**StartTicks(static_cast<pid_t>(recorded.pid)), recorded.start_ticks) << "the trainer was not killed";
+  for (const TrainerState& state : {polled, runner->Poll(directory)}) {
+    EXPECT_EQ(state.phase, TrainerState::Phase::kRunning);
+    EXPECT_EQ(state.handle, recorded);
+  }
+  const pid_t pid = PidOf(recorded);
+  EXPECT_EQ(base::StrCat(pid, "/", **StartTicks(pid)), recorded) << "the trainer was not killed";
   Open();
   std::filesystem::remove(Hold());
   EXPECT_EQ(WaitForEnd(id).attempt, 1);
@@ -188,7 +197,7 @@ TEST_F(LocalRunnerTest, ReusedPidIsNotAdopted) {
   ::waitpid(pid, nullptr, 0);
   // As if the pid had been reused: the database has the pid of this process.
   auto database = *Database::Open(state_->paths.database());
-  ASSERT_TRUE(database->RecordProcess(id, 1, {::getpid(), **StartTicks(::getpid())}, {}).ok());
+  ASSERT_TRUE(database->RecordTrainer(id, 1, base::StrCat(::getpid(), "/", **StartTicks(::getpid())), {}).ok());
   database.reset();
   std::filesystem::remove(Hold());
   Open();
@@ -199,9 +208,13 @@ TEST_F(LocalRunnerTest, ReusedPidIsNotAdopted) {
 
 TEST_F(LocalRunnerTest, MissingProgramIsReported) {
   auto runner = MakeLocalRunner({temp_ / "nothing", Environment()});
-  const auto started = runner->Start(temp_.path());
-  EXPECT_EQ(started.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(started.status().message()), HasSubstr("No such file"));
+  runner->Start(temp_.path());
+  const TrainerState state = runner->Poll(temp_.path());
+  EXPECT_EQ(state.phase, TrainerState::Phase::kEnded);
+  EXPECT_EQ(state.end.cause, TrainerEnd::Cause::kNotStarted);
+  EXPECT_EQ(state.handle, "");
+  EXPECT_EQ(state.end.failure.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(state.end.failure.message()), HasSubstr("No such file"));
 }
 
 // GOMP_SPINCOUNT limits how long an idle OpenMP thread spins before it sleeps.

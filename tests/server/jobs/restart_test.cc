@@ -388,7 +388,7 @@ class CrashTest : public RestartTest {
     clock_.Advance(absl::Seconds(360));
     controller_->Tick();
     for (FakeMachine::Trainer* trainer : machine_.All()) {
-      if (trainer->exit.has_value()) continue;
+      if (trainer->end.has_value()) continue;
       EXPECT_LE(machine_.num_alive(), 1) << "two writers";
       const int from = static_cast<int>(trainer->order.resume_step);
       Ready(*trainer, from);
