@@ -1,0 +1,205 @@
+#include "server/jobs/kubernetes_view.h"
+
+#include <array>
+#include <cstdlib>
+#include <initializer_list>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "server/base/strings.h"
+
+namespace nibble::jobs {
+
+namespace {
+
+using base::Json;
+using base::StrCat;
+using Cause = TrainerEnd::Cause;
+using Phase = ClusterView::Phase;
+
+// The value at the path; null if there is none.
+const Json& At(const Json& object, std::initializer_list<const char*> path) {
+  static const Json kNull;
+  const Json* at = &object;
+  for (const char* key : path) {
+    if (!at->is_object()) return kNull;
+    const auto found = at->find(key);
+    if (found == at->end()) return kNull;
+    at = &*found;
+  }
+  return *at;
+}
+
+std::string Text(const Json& value) { return value.is_string() ? value.get<std::string>() : std::string(); }
+
+// "REASON: MESSAGE", or one of them.
+std::string ReasonAndMessage(const Json& object) {
+  const std::string reason = Text(At(object, {"reason"})), message = Text(At(object, {"message"}));
+  return reason.empty() || message.empty() ? reason + message : StrCat(reason, ": ", message);
+}
+
+// The condition of a Job or pod if it is true.
+const Json* Condition(const Json& object, std::string_view type) {
+  const Json& conditions = At(object, {"status", "conditions"});
+  if (!conditions.is_array()) return nullptr;
+  for (const Json& one : conditions) {
+    if (Text(At(one, {"type"})) == type && Text(At(one, {"status"})) == "True") return &one;
+  }
+  return nullptr;
+}
+
+// The state ("waiting", "running" or "terminated") of the pod's trainer; null if it is not in that state.
+const Json& TrainerStatus(const Json& pod, const char* state) {
+  static const Json kNull;
+  const Json& statuses = At(pod, {"status", "containerStatuses"});
+  if (!statuses.is_array()) return kNull;
+  for (const Json& one : statuses) {
+    if (Text(At(one, {"name"})) == kTrainerContainer) return At(one, {"state", state});
+  }
+  return kNull;
+}
+
+TrainerEnd FromExitCode(int code) {
+  // A container's exit code for an end by signal N is 128 + N.
+  if (code > 128 && code < 128 + 65) return {.cause = Cause::kSignaled, .value = code - 128};
+  return {.cause = Cause::kExited, .value = code};
+}
+
+// The cause that the cluster gives for the disruption of a pod.
+TrainerEnd FromDisruption(const Json& condition) {
+  const std::string reason = Text(At(condition, {"reason"}));
+  TrainerEnd end{.cause = Cause::kEvicted, .detail = ReasonAndMessage(condition)};
+  if (reason == "PreemptionByScheduler") end.cause = Cause::kPreempted;
+  if (reason == "DeletionByTaintManager" || reason == "DeletionByPodGC") end.cause = Cause::kNodeLost;
+  return end;
+}
+
+bool HasEnded(const Json& pod) {
+  const std::string phase = Text(At(pod, {"status", "phase"}));
+  return phase == "Succeeded" || phase == "Failed";
+}
+
+TrainerEnd EndOfPod(const Json& pod) {
+  const Json& terminated = TrainerStatus(pod, "terminated");
+  const bool killed_for_memory = Text(At(terminated, {"reason"})) == "OOMKilled";
+  if (killed_for_memory) return {.cause = Cause::kOutOfMemory, .detail = Text(At(terminated, {"message"}))};
+  const Json& code = At(terminated, {"exitCode"});
+  const std::optional<int> exit_code =
+      code.is_number_integer() ? std::optional<int>(code.get<int>()) : std::optional<int>();
+  const Json* disruption = Condition(pod, "DisruptionTarget");
+  // A trainer that was asked to end may still end by itself: with 0 if its work was complete, or after a checkpoint.
+  if (disruption != nullptr) return FromDisruption(*disruption);
+  if (exit_code.has_value()) return FromExitCode(*exit_code);
+  // Evicted by the kubelet before the container began: the pod's own status says why.
+  if (Text(At(pod, {"status", "reason"})) == "Evicted") {
+    return {.cause = Cause::kEvicted, .detail = Text(At(pod, {"status", "message"}))};
+  }
+  return {.cause = Cause::kUnknown, .detail = ReasonAndMessage(At(pod, {"status"}))};
+}
+
+// From the condition Failed of a Job whose pod is gone. The messages are those of the Job controller
+// (pkg/controller/job/pod_failure_policy.go in kubernetes): "Container trainer for pod NS/NAME failed with exit code
+// 139 matching FailJob rule at index 1", "Pod NS/NAME has condition DisruptionTarget matching FailJob rule at index 0".
+TrainerEnd EndOfJob(const Json& failed) {
+  const std::string message = Text(At(failed, {"message"}));
+  constexpr std::string_view kExit = " failed with exit code ";
+  if (const std::size_t at = message.find(kExit); at != std::string::npos) {
+    const char* digits = message.c_str() + at + kExit.size();
+    char* rest = nullptr;
+    const long code = std::strtol(digits, &rest, 10);
+    if (rest != digits) return FromExitCode(static_cast<int>(code));
+  }
+  if (message.find(" has condition DisruptionTarget") != std::string::npos) {
+    return {.cause = Cause::kEvicted, .detail = message};
+  }
+  return {.cause = Cause::kUnknown, .detail = ReasonAndMessage(failed)};
+}
+
+// Reasons for which a container waits until somebody mends its pod or image.
+bool IsBroken(const std::string& reason) {
+  static constexpr std::array<std::string_view, 7> kBroken = {
+      "ErrImagePull",         "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
+      "CreateContainerError", "RunContainerError"};
+  for (const std::string_view one : kBroken) {
+    if (reason == one) return true;
+  }
+  return false;
+}
+
+// Why the Job is suspended; "" if it does not say.
+std::string SuspensionOf(const Json& job) {
+  const Json* condition = Condition(job, "Suspended");
+  return condition == nullptr ? "" : ReasonAndMessage(*condition);
+}
+
+// Of a Job with one pod that has not ended.
+ClusterView ViewOfPod(const Json& pod) {
+  ClusterView view;
+  view.has_begun = TrainerStatus(pod, "running").is_object();
+  if (!At(pod, {"metadata", "deletionTimestamp"}).is_null()) {
+    view.phase = Phase::kTerminating;
+    const Json* disruption = Condition(pod, "DisruptionTarget");
+    if (disruption == nullptr) return view;
+    view.message = ReasonAndMessage(*disruption);
+    view.node_lost = FromDisruption(*disruption).cause == Cause::kNodeLost;
+    return view;
+  }
+  if (view.has_begun) {
+    view.phase = Phase::kRunning;
+    return view;
+  }
+  const Json& waiting = TrainerStatus(pod, "waiting");
+  view.phase = IsBroken(Text(At(waiting, {"reason"}))) ? Phase::kBroken : Phase::kPending;
+  view.message = ReasonAndMessage(waiting);
+  const Json& conditions = At(pod, {"status", "conditions"});
+  for (const Json& one : conditions.is_array() ? conditions : Json::array()) {
+    const bool unscheduled = Text(At(one, {"type"})) == "PodScheduled" && Text(At(one, {"status"})) == "False";
+    if (unscheduled) view.message = ReasonAndMessage(one);
+  }
+  return view;
+}
+
+}  // namespace
+
+ClusterView ViewOf(const ClusterObjects& objects) {
+  const Json* ended_pod = nullptr;
+  for (const Json* pod : objects.pods) {
+    if (!HasEnded(*pod)) {  // While a pod lives, nothing else counts.
+      ClusterView view = ViewOfPod(*pod);
+      view.has_begun = view.has_begun || objects.has_begun;
+      return view;
+    }
+    ended_pod = pod;
+  }
+  ClusterView view;
+  view.has_begun = objects.has_begun || ended_pod != nullptr;
+  static const Json kNoJob;
+  const Json& job = objects.job == nullptr ? kNoJob : *objects.job;
+  const bool suspended = At(job, {"spec", "suspend"}) == true;
+  const Json* failed = Condition(job, "Failed");
+  const auto ended = [&](TrainerEnd end) {
+    view.phase = Phase::kEnded;
+    view.end = std::move(end);
+    return view;
+  };
+  if (suspended && view.has_begun) return ended({.cause = Cause::kPreempted, .detail = SuspensionOf(job)});
+  if (ended_pod != nullptr) return ended(EndOfPod(*ended_pod));
+  if (objects.job == nullptr) return view;
+  if (failed != nullptr) return ended(EndOfJob(*failed));
+  if (Condition(job, "Complete") != nullptr) return ended(FromExitCode(0));
+  if (!At(job, {"metadata", "deletionTimestamp"}).is_null()) {
+    view.phase = Phase::kTerminating;
+  } else if (suspended) {
+    view.phase = Phase::kSuspended;
+    view.message = SuspensionOf(job);
+  } else if (objects.refusals.empty()) {
+    view.phase = Phase::kPending;
+  } else {
+    view.phase = Phase::kBroken;
+    view.message = objects.refusals.back();
+  }
+  return view;
+}
+
+}  // namespace nibble::jobs

@@ -1,0 +1,42 @@
+// What a Kubernetes Job and its pods say about the trainer of an attempt.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "server/base/json.h"
+#include "server/jobs/runner.h"
+
+namespace nibble::jobs {
+
+inline constexpr char kTrainerContainer[] = "trainer";
+
+struct ClusterView {
+  enum class Phase {
+    kAbsent,       // no Job
+    kSuspended,    // no pod may start: Kueue has not admitted the Job
+    kPending,      // its pod does not run yet
+    kBroken,       // as kPending, but it cannot run until somebody mends its image, configuration or rights
+    kRunning,      // its pod runs
+    kTerminating,  // its pod or Job is being deleted, or its node does not answer
+    kEnded,        // all of its pods have ended
+  };
+  Phase phase = Phase::kAbsent;
+  std::string message;     // kSuspended, kPending, kBroken, kTerminating: why, for people; may be ""
+  bool has_begun = false;  // a pod has run, or runs
+  bool node_lost = false;  // kTerminating: because its node does not answer
+  TrainerEnd end;          // kEnded
+};
+
+struct ClusterObjects {
+  const base::Json* job = nullptr;           // batch/v1 Job; null if there is none
+  std::vector<const base::Json*> pods = {};  // of the Job
+  std::vector<std::string> refusals = {};    // messages of events: why the Job controller could not create a pod
+  bool has_begun = false;                    // a pod has run, whether or not it is among `pods`
+};
+
+// Reads unknown or malformed fields as absent. The cause of the end is read from the pod, and once the pod is gone,
+// from the condition of the Job. If neither says it, it is kUnknown. A Job that is suspended after its pod has run was
+// preempted: the Job controller deletes the pods of a suspended Job, and would start new ones on the same attempt.
+ClusterView ViewOf(const ClusterObjects& objects);
+
+}  // namespace nibble::jobs
