@@ -18,6 +18,7 @@ namespace nibble::jobs {
 // retry counts.
 inline constexpr int kExitOk = 0;         // the outcome is "ok" or "cancelled"
 inline constexpr int kExitBadInput = 42;  // not retried; the outcome says why
+inline constexpr int kExitClaimed = 73;   // EX_CANTCREAT; the attempt belongs to another process, nothing was written
 inline constexpr int kExitDiskFull = 74;  // EX_IOERR; a failure that counts. The disk may lack room for an outcome
 inline constexpr int kExitTempFail = 75;  // wrote a checkpoint after SIGTERM: resumed later, does not count
 

@@ -19,6 +19,7 @@
 //     checkpoint.request                          if it exists, the trainer writes a checkpoint after the current step
 //     lock                                        held with flock while a process of the attempt lives; contains the
 //                                                 pid of the trainer
+//     claim                                       jobs/attempt_claim.h: the one process that may write here
 //     alive                                       jobs/attempt.h, shows progress while no journal line is written
 //     journal.jsonl                               jobs/journal.h, appended and synced by the trainer
 //     outcome.json                                jobs/attempt.h, the trainer's final result
@@ -74,6 +75,7 @@ inline constexpr char kControlFile[] = "control.json";
 inline constexpr char kCheckpointRequestFile[] = "checkpoint.request";
 inline constexpr char kAliveFile[] = "alive";
 inline constexpr char kAttemptLockFile[] = "lock";
+inline constexpr char kAttemptClaimFile[] = "claim";
 inline constexpr char kJournalFile[] = "journal.jsonl";
 inline constexpr char kOutcomeFile[] = "outcome.json";
 inline constexpr char kTrainerLogFile[] = "trainer.log";

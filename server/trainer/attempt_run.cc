@@ -68,13 +68,18 @@ class AttemptRun {
   // that hangs makes no calls.
   bool Stopping() {
     ShowAlive();
-    return may_stop_ && (context_.terminated() || context_.reporter.fenced());
+    return may_stop_ && (context_.terminated() || IsOver());
   }
+
+  // The server has given up this attempt, and another may run: write nothing more.
+  bool IsOver() const { return context_.reporter.fenced() || !holds_claim_; }
 
   void ShowAlive() {
     const double now = Seconds();
     if (now - shown_at_ < context_.order.show_alive_every_s) return;
     shown_at_ = now;
+    holds_claim_ = holds_claim_ && context_.claim.held();
+    if (!holds_claim_) return;
     // Ignored: a full disk may have room later, and if it has none, the next write to the journal fails.
     jobs::ShowAlive(context_.files, context_.directory, ++shown_).IgnoreError();
   }
@@ -377,9 +382,7 @@ class AttemptRun {
 
   absl::StatusOr<jobs::Outcome> Interrupt() {
     jobs::Outcome outcome;
-    if (context_.reporter.fenced()) {
-      return absl::AbortedError("the server refuses reports: this attempt is over");
-    }
+    if (IsOver()) return absl::AbortedError("the server has given up this attempt");
     NIBBLE_ASSIGN_OR_RETURN(const jobs::Control control, jobs::ReadControl(context_.files, context_.directory));
     const bool cancelled = control == jobs::Control::kCancel || control == jobs::Control::kCancelKeeping;
     if (control != jobs::Control::kCancel && progress_.step > saved_step_) NIBBLE_RETURN_IF_ERROR(Save());
@@ -503,6 +506,7 @@ class AttemptRun {
   bool continues_other_job_ = false;               // the attempt starts from another job's checkpoint
   std::optional<double> last_eval_loss_;
   std::map<std::string, std::uint64_t> reported_launches_;
+  bool holds_claim_ = true;
   bool may_stop_ = true;
   const base::Cancelled stopping_ = [this] { return Stopping(); };
   // For work that must finish even if a stop is requested: a checkpoint.

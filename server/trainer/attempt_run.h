@@ -8,6 +8,7 @@
 #include "kernels/stream.h"
 #include "server/base/files.h"
 #include "server/jobs/attempt.h"
+#include "server/jobs/attempt_claim.h"
 #include "server/jobs/journal.h"
 #include "server/trainer/recipe.h"
 #include "server/trainer/reporter.h"
@@ -18,6 +19,7 @@ namespace nibble::trainer {
 struct AttemptContext {
   std::string directory;
   const jobs::AttemptOrder& order;
+  const jobs::AttemptClaim& claim;
   base::FileSystem& files;
   jobs::JournalWriter& journal;
   Reporter& reporter;

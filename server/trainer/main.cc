@@ -10,8 +10,10 @@
 #include "server/base/clock.h"
 #include "server/base/error.h"
 #include "server/base/failpoint_files.h"
+#include "server/base/ids.h"
 #include "server/base/log.h"
 #include "server/jobs/attempt.h"
+#include "server/jobs/attempt_claim.h"
 #include "server/trainer/attempt_run.h"
 #include "server/trainer/torch_runtime.h"
 
@@ -52,6 +54,13 @@ int Run(const std::string& directory) {
   trainer::InitTorch(static_cast<int>(order->threads), &launches);
   const auto pool = trainer::MakeTorchThreadPool();
   const auto library = trainer::MakeTorchLibrary();
+  const char* pod = std::getenv("NIBBLE_POD_UID");
+  const auto claim = jobs::AttemptClaim::Take(directory, pod != nullptr ? pod : base::NewId("trainer"));
+  if (!claim.ok()) {
+    base::LogError("cannot claim the attempt", {{"error", std::string(claim.status().message())}});
+    if (absl::IsAlreadyExists(claim.status())) return jobs::kExitClaimed;
+    return base::Reason(claim.status()) == "DISK_FULL" ? jobs::kExitDiskFull : 1;
+  }
   auto journal = jobs::JournalWriter::Open(files, base::RealClock(), directory);
   if (!journal.ok()) {
     base::LogError("cannot open the journal", {{"error", std::string(journal.status().message())}});
@@ -62,13 +71,14 @@ int Run(const std::string& directory) {
   const jobs::Outcome outcome =
       trainer::RunAttempt({directory,
                            *order,
+                           *claim,
                            files,
                            **journal,
                            reporter,
                            {.isa = isa, .pool = pool.get(), .launches = &launches, .library = library.get()},
                            terminated});
   reporter.Flush(absl::Seconds(5));
-  if (reporter.fenced()) return 1;  // the attempt is over and another may run: write nothing more
+  if (reporter.fenced() || !claim->held()) return 1;  // the attempt is over and another may run: write nothing more
   if (const absl::Status written = jobs::WriteOutcome(files, directory, outcome); !written.ok()) {
     base::LogError("cannot write the outcome", {{"error", std::string(written.message())}});
     // A full disk cannot store the reason, but the exit code can report it.

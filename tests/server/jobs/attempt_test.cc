@@ -3,8 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <filesystem>
 #include <fstream>
+#include <thread>
 
+#include "server/jobs/attempt_claim.h"
 #include "server/jobs/journal.h"
 #include "server/jobs/progress.h"
 #include "tests/support/temp_directory.h"
@@ -259,6 +263,44 @@ TEST(ProgressTest, IgnoresFieldsOfTheWrongType) {
   progress = Feed(progress, "eval", R"({"what":5})");
   EXPECT_FALSE(progress.contains("step"));
   EXPECT_FALSE(progress.contains("tokens_per_s"));
+}
+
+TEST(AttemptClaimTest, OneHolderHasAnAttemptUntilItsDirectoryIsReplaced) {
+  const TempDirectory temp;
+  const std::string directory = temp / "1";
+  EXPECT_EQ(AttemptClaim::Take(directory, "pod-1").status().code(), absl::StatusCode::kInternal) << "no directory";
+  std::filesystem::create_directory(directory);
+  const auto claim = AttemptClaim::Take(directory, "pod-1");
+  ASSERT_TRUE(claim.ok()) << claim.status();
+  EXPECT_TRUE(claim->held());
+  const absl::Status second = AttemptClaim::Take(directory, "pod-2").status();
+  EXPECT_TRUE(absl::IsAlreadyExists(second));
+  EXPECT_THAT(std::string(second.message()), HasSubstr("belongs to pod-1"));
+  EXPECT_TRUE(absl::IsAlreadyExists(AttemptClaim::Take(directory, "pod-1").status())) << "also for the same holder";
+  EXPECT_TRUE(claim->held());
+  // The server gives the attempt up: it renames the directory and puts a file in its place.
+  std::filesystem::rename(directory, temp / "1.lost");
+  EXPECT_FALSE(claim->held());
+  std::ofstream(directory) << "given up";
+  EXPECT_FALSE(claim->held());
+  std::filesystem::remove(directory);
+  std::filesystem::create_directory(directory);
+  const auto next = AttemptClaim::Take(directory, "pod-2");
+  EXPECT_TRUE(next.ok() && next->held());
+  EXPECT_FALSE(claim->held());
+}
+
+TEST(AttemptClaimTest, OneOfManyProcessesGetsTheAttempt) {
+  for (int round = 0; round < 20; ++round) {
+    const TempDirectory temp;
+    std::atomic<int> holders = 0;
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 8; ++i) {
+      threads.emplace_back([&, i] { holders += AttemptClaim::Take(temp.path(), std::to_string(i)).ok(); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(holders, 1);
+  }
 }
 
 }  // namespace

@@ -89,7 +89,9 @@ class FullF32MethodTest : public testing::Test {
     std::vector<RecipeRow> recipes(BuiltInRecipes().begin(), BuiltInRecipes().end());
     recipes.push_back({kMethodFullF32, MakeFullF32Recipe});
     const std::function<bool()> terminated = [] { return false; };
-    run.outcome = RunAttempt({run.directory, order, files, **journal, reporter, stream_, terminated, recipes});
+    const auto claim = jobs::AttemptClaim::Take(run.directory, "test");
+    EXPECT_TRUE(claim.ok()) << claim.status();
+    run.outcome = RunAttempt({run.directory, order, *claim, files, **journal, reporter, stream_, terminated, recipes});
     EXPECT_EQ(run.outcome.kind, jobs::Outcome::Kind::kOk) << run.outcome.code << " " << run.outcome.message;
     const auto lines = jobs::JournalReader(run.directory).ReadNew();
     EXPECT_TRUE(lines.ok()) << lines.status();
