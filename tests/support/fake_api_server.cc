@@ -95,7 +95,7 @@ struct FakeApiServer::State {
   struct LiveWatch {
     explicit LiveWatch(asio::io_context& io) : wake(io) {}
     asio::steady_timer wake;
-    bool begun = false, woken = false;
+    bool begun = false, woken = false, left = false;
     std::string raw;  // to be sent as it is
     std::optional<WatchEnd> end;
   };
@@ -107,7 +107,10 @@ struct FakeApiServer::State {
   // False: the connection must be closed.
   asio::awaitable<bool> Answer(Stream& stream, const HttpRequest& request);
   asio::awaitable<bool> AnswerFault(Stream& stream, const ApiFault& fault);
-  asio::awaitable<bool> AnswerWatch(Stream& stream, const ApiTarget& target);
+  asio::awaitable<void> AwaitLeaving(Stream& stream, LiveWatch& watch);
+  asio::awaitable<void> SendEvents(Stream& stream, const ApiTarget& target, LiveWatch& watch);
+  // Sends events until the watch ends, then closes the connection.
+  asio::awaitable<void> AnswerWatch(Stream& stream, const ApiTarget& target, LiveWatch& watch);
   asio::awaitable<bool> Send(Stream& stream, const ObjectAnswer& answer, int retry_after_s = -1);
   ObjectAnswer Apply(RequestKind kind, const ApiTarget& target, const Json& body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
   // What a watch sends now, and how it ends after that.
@@ -177,6 +180,7 @@ asio::awaitable<bool> FakeApiServer::State::Answer(Stream& stream, const HttpReq
   const std::string authorization(request[http::field::authorization]);
   std::optional<ApiFault> fault;
   ObjectAnswer answer;
+  LiveWatch watch(io);
   {
     base::MutexLock lock(mutex);
     requests.push_back({kind, std::string(request.target()), authorization, body});
@@ -186,12 +190,17 @@ asio::awaitable<bool> FakeApiServer::State::Answer(Stream& stream, const HttpReq
       waiting.pop_front();
     } else if (authorization != "Bearer " + token) {
       answer = {401, StatusObject(401, "Unauthorized", "Unauthorized")};
-    } else if (kind != RequestKind::kWatch) {
+    } else if (kind == RequestKind::kWatch) {
+      watches.insert(&watch);
+    } else {
       answer = Apply(kind, target, body);
     }
   }
   if (fault.has_value()) co_return co_await AnswerFault(stream, *fault);
-  if (kind == RequestKind::kWatch && answer.status == 200) co_return co_await AnswerWatch(stream, target);
+  if (kind == RequestKind::kWatch && answer.status == 200) {
+    co_await AnswerWatch(stream, target, watch);
+    co_return false;
+  }
   co_return co_await Send(stream, answer);
 }
 
@@ -257,24 +266,28 @@ std::string FakeApiServer::State::Pending(LiveWatch& watch, const ApiTarget& tar
   return lines;
 }
 
-asio::awaitable<bool> FakeApiServer::State::AnswerWatch(Stream& stream, const ApiTarget& target) {
+// Notices when the client closes the connection of a watch.
+asio::awaitable<void> FakeApiServer::State::AwaitLeaving(Stream& stream, LiveWatch& watch) {
+  char byte = 0;
+  Error error;
+  co_await stream.async_read_some(asio::buffer(&byte, 1), Into(error));
+  watch.left = watch.woken = true;
+  watch.wake.cancel();
+}
+
+asio::awaitable<void> FakeApiServer::State::SendEvents(Stream& stream, const ApiTarget& target, LiveWatch& watch) {
   Error error;
   http::response<http::empty_body> header(http::status::ok, 11);
   header.set(http::field::content_type, "application/json");
   header.chunked(true);
   http::response_serializer<http::empty_body> serializer(header);
   co_await http::async_write_header(stream, serializer, Into(error));
-  LiveWatch watch(io);
-  {
-    base::MutexLock lock(mutex);
-    watches.insert(&watch);
-  }
   const std::string timeout = target.Query("timeoutSeconds");
   const auto until =
       std::chrono::steady_clock::now() + std::chrono::seconds(timeout.empty() ? 1800 : std::stoi(timeout));
   std::uint64_t version = std::stoull(target.Query("resourceVersion"));
   std::optional<WatchEnd> end;
-  while (!error && !end.has_value()) {
+  while (!error && !watch.left && !end.has_value()) {
     watch.woken = false;
     const std::string lines = Pending(watch, target, version, end);
     if (!lines.empty()) co_await asio::async_write(stream, http::make_chunk(asio::buffer(lines)), Into(error));
@@ -283,15 +296,24 @@ asio::awaitable<bool> FakeApiServer::State::AnswerWatch(Stream& stream, const Ap
     watch.wake.expires_at(until);
     Error cancelled;
     co_await watch.wake.async_wait(Into(cancelled));
-    if (!beast::get_lowest_layer(stream).socket().is_open()) error = asio::error::connection_reset;
   }
+  if (!error && (end == WatchEnd::kClean || end == WatchEnd::kExpired))
+    co_await asio::async_write(stream, http::make_chunk_last(), Into(error));
+}
+
+asio::awaitable<void> FakeApiServer::State::AnswerWatch(Stream& stream, const ApiTarget& target, LiveWatch& watch) {
+  asio::co_spawn(io, AwaitLeaving(stream, watch), asio::detached);
+  co_await SendEvents(stream, target, watch);
   {
     base::MutexLock lock(mutex);
     watches.erase(&watch);
   }
-  if (error || end == WatchEnd::kCut || end == WatchEnd::kCutInLine) co_return false;
-  co_await asio::async_write(stream, http::make_chunk_last(), Into(error));
-  co_return !error;
+  beast::get_lowest_layer(stream).close();
+  while (!watch.left) {
+    watch.wake.expires_after(std::chrono::hours(1));
+    Error cancelled;
+    co_await watch.wake.async_wait(Into(cancelled));
+  }
 }
 
 void FakeApiServer::State::OnThread(const std::function<void()>& task) {

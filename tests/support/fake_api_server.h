@@ -77,7 +77,7 @@ class FakeApiServer {
   std::vector<ApiServerRequest> requests() const;
   int CountOf(RequestKind kind) const;
   int num_connections() const;  // accepted so far whose TLS handshake succeeded
-  // Open now. The server notices that a client has left when it next writes.
+  // Open now. A watch counts from when its request is counted until either side ends it.
   int num_watches() const;
 
  private:

@@ -134,10 +134,7 @@ TEST_F(ApiWatchTest, MalformedEventsEndTheWatch) {
     server_.SendOnWatches(std::string(line) + "\n");
     ASSERT_TRUE(ends_.Await(num_ends + 1));
     EXPECT_TRUE(absl::IsInternal(ends_.Values().back().first)) << line << ": " << ends_.Values().back().first;
-    ASSERT_TRUE(testing_support::Soon([&] {
-      server_.SendBookmark();  // the server notices that the client has left when it writes
-      return server_.num_watches() == 0;
-    }));
+    ASSERT_TRUE(testing_support::Soon([&] { return server_.num_watches() == 0; }));
   }
   EXPECT_THAT(events_.Values(), ElementsAre());
 }
@@ -157,10 +154,7 @@ TEST_F(ApiWatchTest, LinesMayBeUpTo4Mib) {
 TEST_F(ApiWatchTest, DestructionEndsTheWatchAtOnce) {
   Start();
   watch_ = nullptr;
-  EXPECT_TRUE(testing_support::Soon([&] {
-    server_.SendBookmark();
-    return server_.num_watches() == 0;
-  })) << "the connection is closed";
+  EXPECT_TRUE(testing_support::Soon([&] { return server_.num_watches() == 0; })) << "the connection is closed";
   EXPECT_TRUE(events_.Values().empty());
   EXPECT_TRUE(ends_.Values().empty());
 }
