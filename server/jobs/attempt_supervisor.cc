@@ -121,6 +121,15 @@ AttemptSupervisor::Live AttemptSupervisor::MakeLive(const StoredJob& job, std::i
   return live;
 }
 
+TrainerRequest AttemptSupervisor::RequestOf(const StoredJob& job, const Live& live) const {
+  return {.directory = live.directory,
+          .job_id = job.id,
+          .attempt = live.attempt,
+          .device = job.spec.device.empty() ? "cpu" : job.spec.device,
+          .threads = options_.trainer_threads,
+          .memory_bytes = job.memory_bytes};
+}
+
 absl::StatusOr<StartOrder> AttemptSupervisor::StartOf(const StoredJob& job) const {
   StartOrder order;
   if (const std::string adapter = StartModel(job.spec); !adapter.empty()) {
@@ -180,7 +189,7 @@ absl::Status AttemptSupervisor::Launch(const StoredJob& job, const Resume& resum
     NIBBLE_RETURN_IF_ERROR(jobs::RequestCheckpoint(state_.files, live.directory));
   }
   NIBBLE_RETURN_IF_ERROR(WriteAttemptOrder(state_.files, live.directory, order));
-  runner_.Start(live.directory);
+  runner_.Start(RequestOf(job, live));
   const TrainerState started = runner_.Poll(live.directory);
   if (started.phase == TrainerState::Phase::kEnded && started.end.cause == Cause::kNotStarted) {
     return started.end.failure;
@@ -233,7 +242,7 @@ absl::Status AttemptSupervisor::Adopt(const StoredJob& job) {
   live.alive = LastAlive(state_.files, live.directory);  // an old sign of life proves nothing now
   NIBBLE_ASSIGN_OR_RETURN(live.last_sequence, database_.LastAttemptSequence(job.id, job.attempt));
   live.handle = record.handle;
-  NIBBLE_ASSIGN_OR_RETURN(const bool adopted, runner_.Adopt(live.directory, record.handle));
+  NIBBLE_ASSIGN_OR_RETURN(const bool adopted, runner_.Adopt(RequestOf(job, live), record.handle));
   if (!adopted) {
     live.memory = nullptr;  // The trainer is gone: models may use its memory before the first Tick.
     base::MutexLock lock(mutex_);

@@ -89,6 +89,7 @@ class AttemptSupervisor {
 
   Live MakeLive(const StoredJob& job, std::int64_t attempt, const std::string& token,
                 std::shared_ptr<const void> memory) const;
+  TrainerRequest RequestOf(const StoredJob& job, const Live& live) const;
   // Hashes gigabytes, so it runs on the disk worker. The job must have no trainer.
   Found FindResume(const StoredJob& job, const store::Cancelled& cancelled) const;
   absl::Status Begin(const StoredJob& job, std::shared_ptr<const void> memory, const Found& resume);

@@ -77,7 +77,8 @@ class LocalRunner : public Runner {
  public:
   explicit LocalRunner(LocalRunnerOptions options) : options_(std::move(options)) {}
 
-  void Start(const std::string& directory) override {
+  void Start(const TrainerRequest& request) override {
+    const std::string& directory = request.directory;
     Running running{.is_child = true};
     const absl::StatusOr<ProcessId> id = Launch(directory);
     if (id.ok()) running.id = *id;
@@ -85,7 +86,8 @@ class LocalRunner : public Runner {
     running_.insert_or_assign(directory, std::move(running));
   }
 
-  absl::StatusOr<bool> Adopt(const std::string& directory, const std::string& recorded) override {
+  absl::StatusOr<bool> Adopt(const TrainerRequest& request, const std::string& recorded) override {
+    const std::string& directory = request.directory;
     NIBBLE_ASSIGN_OR_RETURN(bool held, LockHeld(directory));
     ProcessId id = FromHandle(recorded);
     if (held && id.start_ticks == 0) {

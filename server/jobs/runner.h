@@ -37,6 +37,15 @@ struct TrainerState {
   TrainerEnd end = {};           // kEnded
 };
 
+struct TrainerRequest {
+  std::string directory;  // of the attempt; absolute
+  std::string job_id = {};
+  std::int64_t attempt = 0;
+  std::string device = "cpu";  // cpu | cuda
+  std::int64_t threads = 1;
+  std::int64_t memory_bytes = 0;  // planned peak; 0: not planned
+};
+
 // Starts and watches the trainers of attempts. A trainer may outlive this process: a restarted server adopts it. Each
 // attempt is identified by its directory. No call waits for a network. One thread.
 class Runner {
@@ -47,11 +56,11 @@ class Runner {
 
   // Begins to start the trainer of an attempt whose attempt.json is written; Poll says how it goes. Call at most once
   // per attempt.
-  virtual void Start(const std::string& attempt_directory) = 0;
+  virtual void Start(const TrainerRequest& request) = 0;
   // After a restart: takes over the attempt's trainer. `recorded`: its handle in the database ("" if the server died
   // before it recorded one). False if no trainer of the attempt lives; true if it lives, or if only a later Poll can
   // tell. An error if it cannot be determined now.
-  virtual absl::StatusOr<bool> Adopt(const std::string& attempt_directory, const std::string& recorded) = 0;
+  virtual absl::StatusOr<bool> Adopt(const TrainerRequest& request, const std::string& recorded) = 0;
   // The state as far as it is known. Once it is kEnded, no process of the attempt is left, and it stays kEnded. A
   // process that does not end within seconds after SIGKILL is only logged. kEnded and kUnknown for an attempt that was
   // neither started nor adopted.

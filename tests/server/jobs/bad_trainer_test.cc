@@ -285,7 +285,7 @@ TEST_F(BadTrainerTest, ReapStraysLeavesATrainersStatusToPoll) {  // R17
   Kill();                                                        // The controller would reap the trainer as a stray.
   const Subreaper subreaper;
   auto runner = MakeLocalRunner({.trainer_path = "/bin/false", .environment = {}});
-  runner->Start(temp_.path());
+  runner->Start({.directory = temp_.path()});
   const std::string lock = base::JoinPath(temp_.path(), store::kAttemptLockFile);
   const pid_t pid = static_cast<pid_t>(std::stol(*base::RealFileSystem().Read(lock, 32)));
   WaitForZombie(pid);  // first in the kernel's list, before the strays

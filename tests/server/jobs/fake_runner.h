@@ -79,14 +79,15 @@ class FakeRunner : public Runner {
  public:
   explicit FakeRunner(FakeMachine& machine) : machine_(machine) {}
 
-  void Start(const std::string& directory) override {
+  void Start(const TrainerRequest& request) override {
+    const std::string& directory = request.directory;
     if (absl::Status started = Launch(directory); !started.ok()) {
       not_started_[directory] = {.cause = TrainerEnd::Cause::kNotStarted, .failure = std::move(started)};
     }
   }
-  absl::StatusOr<bool> Adopt(const std::string& directory, const std::string& /*recorded*/) override {
+  absl::StatusOr<bool> Adopt(const TrainerRequest& request, const std::string& /*recorded*/) override {
     base::MutexLock lock(machine_.mutex_);
-    const auto it = machine_.trainers_.find(directory);
+    const auto it = machine_.trainers_.find(request.directory);
     return it != machine_.trainers_.end() && !it->second.end.has_value();
   }
   TrainerState Poll(const std::string& directory) override {

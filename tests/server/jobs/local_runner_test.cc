@@ -87,7 +87,7 @@ TEST_F(LocalRunnerTest, ProcessesOfATrainerEndWithIt) {
   const std::string id = Submit("fork");
   EXPECT_EQ(WaitForEnd(id).state, kSucceeded);
   // The trainer's sleep process held the attempt's lock; the lock is free, so the process is dead.
-  const auto adopted = runner_->Adopt(state_->paths.attempt(id, 1), "");
+  const auto adopted = runner_->Adopt({.directory = state_->paths.attempt(id, 1)}, "");
   ASSERT_TRUE(adopted.ok()) << adopted.status();
   EXPECT_FALSE(*adopted);
 }
@@ -130,7 +130,7 @@ TEST_F(LocalRunnerTest, TrainerWhosePidWasNeverRecordedIsAdoptedToo) {
   Kill();
   const std::string directory = state_->paths.attempt(id, 1);
   auto runner = MakeLocalRunner({kTrainer, Environment()});
-  const auto found = runner->Adopt(directory, "");
+  const auto found = runner->Adopt({.directory = directory}, "");
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_TRUE(*found);
   const TrainerState state = runner->Poll(directory);
@@ -166,11 +166,11 @@ TEST_F(LocalRunnerTest, TrainerIsNotTakenForDeadWithoutFileDescriptors) {
   for (const std::string& known : {recorded, std::string()}) {
     const auto adopted = [&] {
       const NoDescriptors none;  // as briefly as possible: UBSan itself opens a pipe to inspect an object
-      return runner->Adopt(directory, known).status();
+      return runner->Adopt({.directory = directory}, known).status();
     }();
     EXPECT_THAT(std::string(adopted.message()), HasSubstr("Too many open files"));
   }
-  const auto adopted = runner->Adopt(directory, recorded);
+  const auto adopted = runner->Adopt({.directory = directory}, recorded);
   ASSERT_TRUE(adopted.ok() && *adopted);
   const auto polled = [&] {
     const NoDescriptors none;
@@ -208,7 +208,7 @@ TEST_F(LocalRunnerTest, ReusedPidIsNotAdopted) {
 
 TEST_F(LocalRunnerTest, MissingProgramIsReported) {
   auto runner = MakeLocalRunner({temp_ / "nothing", Environment()});
-  runner->Start(temp_.path());
+  runner->Start({.directory = temp_.path()});
   const TrainerState state = runner->Poll(temp_.path());
   EXPECT_EQ(state.phase, TrainerState::Phase::kEnded);
   EXPECT_EQ(state.end.cause, TrainerEnd::Cause::kNotStarted);

@@ -1,0 +1,485 @@
+#include "server/jobs/kubernetes_runner.h"
+
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "server/base/files.h"
+#include "server/base/log.h"
+#include "server/base/mutex.h"
+#include "server/base/sha256.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/jobs/kubernetes_view.h"
+#include "server/kube/api_client.h"
+#include "server/kube/backoff.h"
+#include "server/kube/jobs_api.h"
+#include "server/kube/object_cache.h"
+#include "server/store/layout.h"
+
+namespace nibble::jobs {
+
+namespace {
+
+using base::Json;
+using base::StrCat;
+using Cause = TrainerEnd::Cause;
+using State = TrainerState::Phase;
+using View = ClusterView::Phase;
+using Object = kube::ObjectCache::Object;
+
+constexpr absl::Duration kLookForRefusals = absl::Seconds(10);
+constexpr absl::Duration kKillAgain = absl::Seconds(5);
+// A created Job that the watch has not shown after this time is read by name: it may have been deleted meanwhile.
+constexpr absl::Duration kLookForJob = absl::Seconds(5);
+
+// metadata.KEY or metadata.MAP.KEY; "" if it is not a text.
+std::string Metadata(const Json& object, std::initializer_list<const char*> path) {
+  const Json* at = &object;
+  const auto enter = [&at](const char* key) {
+    const auto found = at->is_object() ? at->find(key) : at->end();
+    at = at->is_object() && found != at->end() ? &*found : nullptr;
+    return at != nullptr;
+  };
+  if (!enter("metadata")) return "";
+  for (const char* key : path) {
+    if (!enter(key)) return "";
+  }
+  return at->is_string() ? at->get<std::string>() : "";
+}
+// The name of the Job to which a pod belongs.
+std::string JobOf(const Json& pod) {
+  return StrCat("nibble-", Metadata(pod, {"labels", kJobLabel}), "-", Metadata(pod, {"labels", kAttemptLabel}));
+}
+
+// Keeps what ViewOf and the runner read: thousands of objects stay in memory.
+void Trim(Json& object) {
+  if (object.contains("metadata")) object["metadata"].erase("managedFields");
+  if (!object.contains("spec") || !object["spec"].is_object()) return;
+  const Json suspend = object["spec"].value("suspend", Json());
+  object["spec"] = Json::object();
+  if (!suspend.is_null()) object["spec"]["suspend"] = suspend;
+}
+
+// The messages of events that say why the Job controller could not create a pod.
+std::vector<std::string> RefusalsIn(const Json& events) {
+  std::vector<std::string> refusals;
+  const auto items = events.find("items");
+  if (items == events.end() || !items->is_array()) return refusals;
+  for (const Json& event : *items) {
+    if (!event.is_object() || event.value("reason", Json()) != "FailedCreate") continue;
+    const Json message = event.value("message", Json());
+    if (message.is_string()) refusals.push_back(message.get<std::string>());
+  }
+  return refusals;
+}
+
+// The request cannot succeed until somebody changes the template or the rights of the server.
+bool IsRefused(const absl::Status& status) {
+  return absl::IsPermissionDenied(status) || absl::IsInvalidArgument(status);
+}
+
+struct Attempt {
+  TrainerRequest request;
+  std::string name;  // of its Job
+  kube::Backoff backoff;
+  bool adopted = false;      // started by an earlier server
+  bool created = false;      // the API server has, or had, the Job
+  bool seen = false;         // the Job was in the cache
+  bool calling = false;      // a call for this attempt is in progress
+  bool has_begun = false;    // a pod has run
+  bool stop = false;         // kTerminate was sent
+  bool kill = false;         // kKill was sent
+  bool deleting = false;     // the Job is deleted at the wish of this server
+  bool forgotten = false;    // its end is recorded
+  std::string uid = {};      // of the Job
+  TrainerState state = {};   // as Poll returns it
+  std::string trouble = {};  // why the Job could not be created so far
+  std::vector<std::string> refusals = {};
+  absl::Duration started = {};                            // monotonic, as all below
+  absl::Duration not_before = -absl::InfiniteDuration();  // of the next call
+  absl::Duration created_at = {};
+  std::optional<absl::Duration> broken_since = {}, lost_since = {};
+  absl::Duration looked_for_refusals = -absl::InfiniteDuration();
+  absl::Duration killed_at = -absl::InfiniteDuration();
+};
+
+class KubernetesRunner : public Runner {
+ public:
+  explicit KubernetesRunner(KubernetesRunnerOptions options)
+      : options_(std::move(options)), client_(options_.access), api_(client_) {}
+
+  absl::Status Open() {
+    const kube::Labels ours = {{kServerLabel, options_.jobs.server}};
+    NIBBLE_ASSIGN_OR_RETURN(const std::string jobs, api_.JobsTarget(ours));
+    NIBBLE_ASSIGN_OR_RETURN(const std::string pods, api_.PodsTarget(ours));
+    jobs_ = MakeCache(jobs);
+    pods_ = MakeCache(pods);
+    base::MutexLock lock(mutex_);
+    open_ = true;
+    Wake();
+    return absl::OkStatus();
+  }
+
+  ~KubernetesRunner() override {
+    base::MutexLock lock(mutex_);
+    open_ = false;  // No Reconcile reads the caches from here on.
+  }
+
+  void Start(const TrainerRequest& request) override { Add(request, /*adopted=*/false); }
+
+  absl::StatusOr<bool> Adopt(const TrainerRequest& request, const std::string& recorded) override {
+    // Without an order there never was a Job: the server died before it wrote one.
+    if (!Exists(request, store::kAttemptFile)) return false;
+    Add(request, /*adopted=*/true, recorded);
+    return true;
+  }
+
+  TrainerState Poll(const std::string& directory) override {
+    base::MutexLock lock(mutex_);
+    const auto found = attempts_.find(directory);
+    if (found == attempts_.end()) return {.phase = State::kEnded};
+    return found->second.state;
+  }
+
+  void Send(const std::string& directory, Signal signal) override {
+    base::MutexLock lock(mutex_);
+    const auto found = attempts_.find(directory);
+    if (found == attempts_.end()) return;
+    found->second.stop = true;
+    if (signal == Signal::kKill) found->second.kill = true;
+    Wake();
+  }
+
+  void Forget(const std::string& directory) override {
+    base::MutexLock lock(mutex_);
+    const auto found = attempts_.find(directory);
+    if (found == attempts_.end()) return;
+    found->second.forgotten = true;
+    Wake();
+  }
+
+  void ReapStrays() override {
+    base::MutexLock lock(mutex_);
+    if (std::exchange(recovered_, true)) return;
+    Wake();
+  }
+
+ private:
+  // Pods by the name of their Job.
+  using Pods = std::map<std::string, std::vector<Object>>;
+
+  std::unique_ptr<kube::ObjectCache> MakeCache(const std::string& target) {
+    return std::make_unique<kube::ObjectCache>(client_,
+                                               kube::ObjectCacheOptions{.target = target,
+                                                                        .trim = Trim,
+                                                                        .on_change = [this] { WakeUnlocked(); },
+                                                                        .min_pause = options_.min_pause,
+                                                                        .max_pause = options_.max_pause,
+                                                                        .clock = options_.clock});
+  }
+
+  static bool Exists(const TrainerRequest& request, const char* file) {
+    return base::RealFileSystem().Exists(base::JoinPath(request.directory, file));
+  }
+  absl::Duration Now() const { return options_.clock->Monotonic(); }
+
+  void Add(const TrainerRequest& request, bool adopted, const std::string& handle = "") {
+    const std::string name = TrainerJobName(request);
+    // Each attempt has pauses of its own.
+    const std::uint64_t seed = std::stoull(base::Sha256Hex(name).substr(0, 16), nullptr, 16);
+    Attempt attempt{.request = request,
+                    .name = name,
+                    .backoff = kube::Backoff(options_.min_pause, options_.max_pause, seed),
+                    .adopted = adopted,
+                    .has_begun = adopted && Exists(request, store::kAttemptClaimFile)};
+    attempt.state.handle = handle;
+    attempt.started = Now();
+    base::MutexLock lock(mutex_);
+    attempts_.erase(request.directory);
+    attempts_.emplace(request.directory, std::move(attempt));
+    Wake();
+  }
+
+  void WakeUnlocked() {
+    base::MutexLock lock(mutex_);
+    Wake();
+  }
+  // Calls Reconcile soon, on the client's thread.
+  void Wake(absl::Duration after = absl::ZeroDuration()) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (after == absl::ZeroDuration() && std::exchange(woken_, true)) return;
+    client_.RunAfter(after, [this, now = after == absl::ZeroDuration()] {
+      base::MutexLock lock(mutex_);
+      if (now) woken_ = false;
+      if (open_) Reconcile();
+    });
+  }
+
+  // Compares what the cluster has with what it should have, and begins the calls that are needed. Any change of either
+  // leads here, so a call that was lost is repeated.
+  void Reconcile() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    Pods pods;
+    for (const Object& pod : pods_->Snapshot()) pods[JobOf(*pod)].push_back(pod);
+    std::set<std::string> names;
+    for (auto it = attempts_.begin(); it != attempts_.end();) {
+      Attempt& attempt = it->second;
+      names.insert(attempt.name);
+      const Object job = jobs_->Find(attempt.name);
+      Observe(attempt, job, pods[attempt.name]);
+      const bool done = attempt.forgotten && job == nullptr && !attempt.calling && jobs_->synced();
+      if (!done) Act(attempt, job, pods[attempt.name]);
+      it = done ? attempts_.erase(it) : std::next(it);
+    }
+    if (recovered_ && jobs_->synced()) Sweep(names);
+  }
+
+  // Updates what Poll returns.
+  void Observe(Attempt& attempt, const Object& job, const std::vector<Object>& pods)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (attempt.state.phase == State::kEnded) return;
+    if (job != nullptr && !attempt.seen) {
+      if (!IsOurs(attempt, *job)) return EndOfStranger(attempt);
+      attempt.seen = attempt.created = true;
+      attempt.uid = Metadata(*job, {"uid"});
+      attempt.state.handle = StrCat(attempt.name, "/", attempt.uid);
+    }
+    ClusterObjects objects{.job = job.get(), .refusals = attempt.refusals, .has_begun = attempt.has_begun};
+    for (const Object& pod : pods) objects.pods.push_back(pod.get());
+    const ClusterView view = ViewOf(objects);
+    attempt.has_begun = view.has_begun;
+    if (view.phase != View::kBroken && attempt.created) attempt.broken_since.reset();
+    if (!view.node_lost) attempt.lost_since.reset();
+    attempt.state.waiting_for.clear();
+    switch (view.phase) {
+      case View::kEnded: return End(attempt, view.end);
+      case View::kRunning: attempt.state.phase = State::kRunning; return;
+      case View::kTerminating: return ObserveTerminating(attempt, view);
+      case View::kBroken: return ObserveBroken(attempt, absl::FailedPreconditionError(view.message));
+      case View::kPending: return Wait(attempt, view.message);
+      case View::kSuspended:
+        return Wait(attempt, StrCat("the Job is suspended: it waits in the queue ", options_.jobs.queue));
+      case View::kAbsent: return ObserveAbsent(attempt);
+    }
+  }
+
+  bool IsOurs(const Attempt& attempt, const Json& job) const {
+    return Metadata(job, {"labels", kServerLabel}) == options_.jobs.server &&
+           Metadata(job, {"labels", kJobLabel}) == attempt.request.job_id;
+  }
+  void EndOfStranger(Attempt& attempt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    End(attempt, {.cause = Cause::kNotStarted,
+                  .failure = absl::FailedPreconditionError(
+                      StrCat("the cluster has a Job ", attempt.name, " that is not this server's"))});
+  }
+  void End(Attempt& attempt, TrainerEnd end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    attempt.state.phase = State::kEnded;
+    attempt.state.end = std::move(end);
+  }
+
+  void Wait(Attempt& attempt, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    attempt.state.phase = State::kStarting;
+    const absl::Duration left = attempt.started + options_.quiet_start - Now();
+    if (left > absl::ZeroDuration()) return Wake(left);
+    attempt.state.waiting_for = why;
+  }
+
+  void ObserveBroken(Attempt& attempt, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!attempt.broken_since.has_value()) attempt.broken_since = Now();
+    const absl::Duration left = *attempt.broken_since + options_.start_timeout - Now();
+    if (left <= absl::ZeroDuration()) return End(attempt, {.cause = Cause::kNotStarted, .failure = why});
+    Wake(left);
+    Wait(attempt, std::string(why.message()));
+  }
+
+  void ObserveTerminating(Attempt& attempt, const ClusterView& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (view.has_begun) attempt.state.phase = State::kRunning;
+    if (!view.node_lost) return;
+    if (!attempt.lost_since.has_value()) attempt.lost_since = Now();
+    const absl::Duration left = *attempt.lost_since + options_.lost_node_timeout - Now();
+    if (left > absl::ZeroDuration()) return Wake(left);
+    End(attempt, {.cause = Cause::kNodeLost, .detail = view.message});
+  }
+
+  // There is neither a Job nor a pod.
+  void ObserveAbsent(Attempt& attempt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!jobs_->synced() || !pods_->synced()) return;
+    if (attempt.seen) return End(attempt, {.cause = Cause::kDeleted});
+    if (attempt.stop && !attempt.created && !attempt.calling) return End(attempt, {.cause = Cause::kDeleted});
+    // A pod, an outcome or a handle shows that the Job of an adopted attempt existed.
+    const bool existed =
+        attempt.has_begun || !attempt.state.handle.empty() || Exists(attempt.request, store::kOutcomeFile);
+    if (attempt.adopted && !attempt.created && existed) return End(attempt, {.cause = Cause::kDeleted});
+    if (!attempt.trouble.empty()) Wait(attempt, attempt.trouble);
+  }
+
+  // Begins the next call that the attempt needs, if any.
+  void Act(Attempt& attempt, const Object& job, const std::vector<Object>& pods) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (attempt.calling) return;
+    const absl::Duration now = Now();
+    if (now < attempt.not_before) return;  // The failed call has asked for another round.
+    const bool ended = attempt.state.phase == State::kEnded;
+    if (job != nullptr && (attempt.forgotten || attempt.stop) && !attempt.deleting) return Delete(attempt);
+    if (attempt.kill && !ended) return Kill(attempt, pods);
+    if (ended || attempt.forgotten || (attempt.stop && !attempt.created)) return;
+    if (!attempt.created) {
+      // An adopted attempt may have a Job that the cache does not show yet.
+      if (!attempt.adopted || (jobs_->synced() && pods_->synced())) Create(attempt);
+    } else if (!attempt.seen) {
+      LookForJob(attempt);
+    } else if (pods.empty() && job != nullptr && !attempt.has_begun) {
+      LookForRefusals(attempt);
+    }
+  }
+
+  // Runs `done` with the attempt and the answer of a call, if the attempt still exists.
+  kube::JobsApi::Done Then(Attempt& attempt, std::function<void(Attempt&, absl::StatusOr<Json>)> done)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    attempt.calling = true;
+    return [this, directory = attempt.request.directory, done = std::move(done)](absl::StatusOr<Json> answer) {
+      base::MutexLock lock(mutex_);
+      const auto found = attempts_.find(directory);
+      if (found == attempts_.end()) return;
+      found->second.calling = false;
+      done(found->second, std::move(answer));
+      Wake();
+    };
+  }
+  // A call failed: the next one waits.
+  void Pause(Attempt& attempt, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const absl::Duration pause = attempt.backoff.Next();
+    attempt.not_before = Now() + pause;
+    Wake(pause);
+    if (attempt.backoff.num_failures() > 1) return;
+    base::LogWarning("a call of the cluster's API server failed, will retry",
+                     {{"job", attempt.request.job_id}, {"why", std::string(why.message())}});
+  }
+
+  void Create(Attempt& attempt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    auto job = MakeTrainerJob(options_.jobs, attempt.request);
+    if (!job.ok()) return End(attempt, {.cause = Cause::kNotStarted, .failure = job.status()});
+    const auto done = [this](Attempt& one, const absl::StatusOr<Json>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      if (answer.ok() || absl::IsAlreadyExists(answer.status())) {
+        one.backoff.Reset();
+        one.trouble.clear();
+        one.created = true;
+        // A Job that was there already may be a stranger's, which the watch does not show.
+        one.created_at = answer.ok() ? Now() : Now() - kLookForJob;
+        return Wake(kLookForJob);
+      }
+      Pause(one, answer.status());
+      if (one.state.phase == State::kEnded) return;
+      one.trouble = StrCat("the Job cannot be created: ", answer.status().message());
+      if (IsRefused(answer.status())) ObserveBroken(one, absl::FailedPreconditionError(one.trouble));
+    };
+    const absl::Status sent = api_.CreateJob(*std::move(job), Then(attempt, done));
+    if (sent.ok()) return;
+    attempt.calling = false;
+    End(attempt, {.cause = Cause::kNotStarted, .failure = sent});
+  }
+
+  void Delete(Attempt& attempt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    // Foreground: the Job stays until its pod is gone. Of a recorded end nothing more is wanted.
+    const auto how = attempt.forgotten ? kube::Propagation::kBackground : kube::Propagation::kForeground;
+    const auto done = [this](Attempt& one, const absl::StatusOr<Json>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      const bool gone = absl::IsNotFound(answer.status()) || absl::IsAborted(answer.status());
+      if (answer.ok() || gone) {
+        one.backoff.Reset();
+        one.deleting = true;
+      } else {
+        Pause(one, answer.status());
+      }
+    };
+    Sent(attempt, api_.DeleteJob(attempt.name, attempt.uid, how, Then(attempt, done)));
+  }
+
+  void Kill(Attempt& attempt, const std::vector<Object>& pods) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (Now() - attempt.killed_at < kKillAgain) return;
+    for (const Object& pod : pods) {
+      attempt.killed_at = Now();
+      Wake(kKillAgain);
+      const auto done = [this](Attempt& one, const absl::StatusOr<Json>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        if (!answer.ok() && !absl::IsNotFound(answer.status())) Pause(one, answer.status());
+      };
+      return Sent(attempt, api_.DeletePod(Metadata(*pod, {"name"}), Metadata(*pod, {"uid"}), 1, Then(attempt, done)));
+    }
+  }
+
+  void LookForJob(Attempt& attempt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const absl::Duration left = attempt.created_at + kLookForJob - Now();
+    if (left > absl::ZeroDuration()) return Wake(left);
+    const auto done = [this](Attempt& one, const absl::StatusOr<Json>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      one.created_at = Now();
+      if (absl::IsNotFound(answer.status())) one.seen = true;  // Created and deleted before the watch showed it.
+      if (answer.ok() && !IsOurs(one, *answer)) return EndOfStranger(one);
+      if (!answer.ok() && !absl::IsNotFound(answer.status())) Pause(one, answer.status());
+      Wake(kLookForJob);
+    };
+    Sent(attempt, api_.GetJob(attempt.name, Then(attempt, done)));
+  }
+
+  // The Job controller reports only by events that it cannot create a pod.
+  void LookForRefusals(Attempt& attempt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (Now() - attempt.looked_for_refusals < kLookForRefusals) return;
+    const bool first = attempt.looked_for_refusals == -absl::InfiniteDuration();
+    attempt.looked_for_refusals = Now();
+    Wake(kLookForRefusals);
+    if (first && Now() - attempt.started < options_.quiet_start) {
+      attempt.looked_for_refusals = Now() - kLookForRefusals + options_.quiet_start;
+      return Wake(options_.quiet_start);
+    }
+    const auto done = [this](Attempt& one, const absl::StatusOr<Json>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      if (answer.ok()) one.refusals = RefusalsIn(*answer);
+    };
+    Sent(attempt, api_.ListEvents(attempt.uid, Then(attempt, done)));
+  }
+
+  // The arguments of a call were not as Kubernetes wants them: an object of the cluster has an unexpected name.
+  void Sent(Attempt& attempt, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (status.ok()) return;
+    attempt.calling = false;
+    Pause(attempt, status);
+  }
+
+  // Deletes this server's Jobs that belong to no attempt: a server was killed between the record of an end and the
+  // deletion, or its request to create the Job arrived after its own end.
+  void Sweep(const std::set<std::string>& names) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (const Object& job : jobs_->Snapshot()) {
+      const std::string name = Metadata(*job, {"name"}), uid = Metadata(*job, {"uid"});
+      if (names.contains(name) || !swept_.insert(uid).second) continue;
+      base::LogInfo("deleting a trainer's Job whose attempt is over", {{"name", name}});
+      const auto done = [this, uid](const absl::StatusOr<Json>& answer) {
+        if (answer.ok() || absl::IsNotFound(answer.status()) || absl::IsAborted(answer.status())) return;
+        base::MutexLock lock(mutex_);
+        swept_.erase(uid);
+        Wake(options_.max_pause);
+      };
+      if (!api_.DeleteJob(name, uid, kube::Propagation::kBackground, done).ok()) continue;
+    }
+  }
+
+  const KubernetesRunnerOptions options_;
+  base::Mutex mutex_;
+  std::map<std::string, Attempt> attempts_ ABSL_GUARDED_BY(mutex_);  // by directory
+  std::set<std::string> swept_ ABSL_GUARDED_BY(mutex_);              // UIDs
+  bool open_ ABSL_GUARDED_BY(mutex_) = false;                        // the caches exist
+  bool woken_ ABSL_GUARDED_BY(mutex_) = false;                       // a Reconcile is due
+  bool recovered_ ABSL_GUARDED_BY(mutex_) = false;                   // every attempt of an earlier server was adopted
+  // In this order: the caches end before the client, and the client's callbacks before all of the above.
+  kube::ApiClient client_;
+  kube::JobsApi api_;
+  std::unique_ptr<kube::ObjectCache> jobs_, pods_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Runner>> MakeKubernetesRunner(KubernetesRunnerOptions options) {
+  auto runner = std::make_unique<KubernetesRunner>(std::move(options));
+  NIBBLE_RETURN_IF_ERROR(runner->Open());
+  return runner;
+}
+
+}  // namespace nibble::jobs

@@ -1,0 +1,34 @@
+#pragma once
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/base/clock.h"
+#include "server/jobs/kubernetes_job.h"
+#include "server/jobs/runner.h"
+#include "server/kube/cluster.h"
+
+namespace nibble::jobs {
+
+struct KubernetesRunnerOptions {
+  kube::ClusterAccess access;
+  TrainerJobs jobs;
+  // A trainer whose image, configuration or rights are wrong for this long has failed to start.
+  absl::Duration start_timeout = absl::Minutes(5);
+  // A trainer whose node does not answer for this long has ended with kNodeLost, although its process may still run.
+  absl::Duration lost_node_timeout = absl::Minutes(5);
+  // A trainer that has not begun after this time says why it waits.
+  absl::Duration quiet_start = absl::Seconds(5);
+  absl::Duration min_pause = absl::Milliseconds(500), max_pause = absl::Seconds(30);  // after a failed call
+  base::Clock* clock = &base::RealClock();
+};
+
+// Runs each attempt as a Job (kubernetes_job.h) in the access's namespace; the attempt's directory must have the same
+// path in the Job's pods. Follows Jobs and pods by watches. A trainer's handle is "JOB_NAME/UID". kTerminate deletes
+// the Job, so its pod gets SIGTERM and its grace period; kKill leaves the pod one second. Forget deletes the Job. Jobs
+// with this server's label whose attempt the runner does not know are deleted after the first ReapStrays, when every
+// attempt of an earlier server has been adopted. Trainers outlive the runner. InvalidArgument if the server's name is
+// not a label's value.
+absl::StatusOr<std::unique_ptr<Runner>> MakeKubernetesRunner(KubernetesRunnerOptions options);
+
+}  // namespace nibble::jobs
