@@ -242,6 +242,12 @@ absl::Status AttemptSupervisor::Adopt(const StoredJob& job) {
   live.alive = LastAlive(state_.files, live.directory);  // an old sign of life proves nothing now
   NIBBLE_ASSIGN_OR_RETURN(live.last_sequence, database_.LastAttemptSequence(job.id, job.attempt));
   live.handle = record.handle;
+  if (store::IsLost(state_.files, live.directory)) {
+    // The last server gave up the attempt and was killed before it recorded the end.
+    base::MutexLock lock(mutex_);
+    ended_.push_back(Ended{.live = std::move(live), .end = {.cause = Cause::kNodeLost}});
+    return absl::OkStatus();
+  }
   NIBBLE_ASSIGN_OR_RETURN(const bool adopted, runner_.Adopt(RequestOf(job, live), record.handle));
   if (!adopted) {
     live.memory = nullptr;  // The trainer is gone: models may use its memory before the first Tick.
@@ -382,6 +388,7 @@ void AttemptSupervisor::StopAll(absl::Duration grace) {
   const auto kill_at = now() + absl::ToChronoNanoseconds(grace);
   const auto give_up = kill_at + std::chrono::seconds(10);
   stopping_ = true;
+  if (runner_.outlives_server()) return;  // The next server adopts the trainers.
   {
     base::MutexLock lock(mutex_);
     for (auto& [id, live] : live_) {
@@ -748,7 +755,8 @@ absl::StatusOr<AttemptSupervisor::Finding> AttemptSupervisor::Examine(const Ende
     if (finding.verdict.reason == "ARTIFACT_CORRUPT" && observer_ != nullptr) observer_->OnArtifactDamaged(live.job_id);
     return finding;
   }
-  auto outcome = ReadOutcome(state_.files, live.directory);
+  const bool lost = store::IsLost(state_.files, live.directory);
+  auto outcome = lost ? absl::NotFoundError("the attempt is lost") : ReadOutcome(state_.files, live.directory);
   if (outcome.ok()) {
     finding.outcome = *std::move(outcome);
   } else if (!store::SaysDamaged(outcome.status())) {
@@ -775,7 +783,9 @@ absl::StatusOr<bool> AttemptSupervisor::Settle(Ended& ended) {
   Live& live = ended.live;
   if (!ended.examined && ended.output == nullptr) {
     if (ended.collected == nullptr) {
-      if (state_.files.Exists(live.directory)) NIBBLE_RETURN_IF_ERROR(DrainJournal(live));
+      const bool lost = store::IsLost(state_.files, live.directory);
+      if (!lost && state_.files.Exists(live.directory)) NIBBLE_RETURN_IF_ERROR(DrainJournal(live));
+      NIBBLE_RETURN_IF_ERROR(TakeDirectoryAway(ended));
       ended.collected = StartCollecting(live);
     }
     if (!ended.collected->done()) return false;
@@ -795,11 +805,20 @@ absl::StatusOr<bool> AttemptSupervisor::Settle(Ended& ended) {
   return absl::InternalError(StrCat("the state of job ", live.job_id, " kept changing concurrently"));
 }
 
+absl::Status AttemptSupervisor::TakeDirectoryAway(const Ended& ended) const {
+  if (ended.end.cause != Cause::kNodeLost) return absl::OkStatus();
+  // The outcome is a trainer's last act.
+  const std::string& directory = ended.live.directory;
+  if (state_.files.Exists(JoinPath(directory, store::kOutcomeFile))) return absl::OkStatus();
+  return store::LoseAttempt(state_.files, directory);
+}
+
 std::shared_ptr<Deferred<absl::Status>> AttemptSupervisor::StartCollecting(const Live& live) const {
   return removals_.Start<absl::Status>(
       [this, id = live.job_id, attempt = live.attempt, directory = live.directory](const store::Cancelled&) {
         Collect(id, attempt);
-        return state_.files.Exists(directory) ? store::CollectAttempt(state_.files, directory) : absl::OkStatus();
+        const bool there = state_.files.Exists(directory) && !store::IsLost(state_.files, directory);
+        return there ? store::CollectAttempt(state_.files, directory) : absl::OkStatus();
       });
 }
 

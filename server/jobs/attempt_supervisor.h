@@ -57,7 +57,7 @@ class AttemptSupervisor {
   absl::Status ResumeBackoff(const StoredJob& job);
   // Follows journals, sends due signals and settles ended attempts.
   void Tick();
-  // Sends SIGTERM to all trainers, and SIGKILL after `grace` (real time). Returns when all ends are recorded, or 10 s
+  // Does nothing if trainers outlive the server. Otherwise sends SIGTERM to all trainers, and SIGKILL after `grace` (real time). Returns when all ends are recorded, or 10 s
   // after the SIGKILL.
   void StopAll(absl::Duration grace);
 
@@ -117,6 +117,8 @@ class AttemptSupervisor {
   // Records the end of an attempt. False while a disk worker still removes or hashes its files: call it again.
   absl::StatusOr<bool> Settle(Ended& ended);
   absl::Status DrainJournal(Live& live);
+  // If the attempt's node is lost, ends the claim of a trainer that may still run there.
+  absl::Status TakeDirectoryAway(const Ended& ended) const;
   std::shared_ptr<Deferred<absl::Status>> StartCollecting(const Live& live) const;
   absl::StatusOr<Finding> Examine(const Ended& ended) const;  // without the output; on an error, try again later
   absl::Status VerifyOutput(Ended& ended);

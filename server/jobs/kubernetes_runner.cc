@@ -163,6 +163,8 @@ class KubernetesRunner : public Runner {
     Wake();
   }
 
+  bool outlives_server() const override { return true; }
+
   void ReapStrays() override {
     base::MutexLock lock(mutex_);
     if (std::exchange(recovered_, true)) return;

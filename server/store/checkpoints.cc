@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <string_view>
@@ -25,9 +26,30 @@ namespace {
 
 constexpr std::uint64_t kMaxMetricsBytes = 1 << 16;
 
-std::optional<std::int64_t> AttemptNumber(const std::string& name) {
+constexpr char kLostSuffix[] = ".lost";
+
+std::optional<std::int64_t> AttemptNumber(std::string name) {
+  if (name.ends_with(kLostSuffix)) name.resize(name.size() - std::strlen(kLostSuffix));
   if (name.empty() || name.size() > 9 || name.find_first_not_of("0123456789") != std::string::npos) return std::nullopt;
   return std::stoll(name);
+}
+
+struct AttemptDirectory {
+  std::int64_t attempt = 0;
+  std::string path;
+};
+// Of a lost attempt, the renamed directory only.
+absl::StatusOr<std::vector<AttemptDirectory>> AttemptDirectories(base::FileSystem& files,
+                                                                 const std::string& attempts_directory) {
+  std::vector<AttemptDirectory> found;
+  if (!files.Exists(attempts_directory)) return found;
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(attempts_directory));
+  for (const std::string& name : names) {
+    const auto attempt = AttemptNumber(name);
+    std::string path = JoinPath(attempts_directory, name);
+    if (attempt.has_value() && !IsLost(files, path)) found.push_back({*attempt, std::move(path)});
+  }
+  return found;
 }
 
 absl::Status Prune(base::FileSystem& files, const std::vector<CheckpointInfo>& checkpoints, std::int64_t keep) {
@@ -92,12 +114,9 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListOne(base::FileSystem& files, con
 absl::StatusOr<std::vector<CheckpointInfo>> ListAll(base::FileSystem& files, const std::string& attempts_directory,
                                                     std::vector<CheckpointInfo>* damaged) {
   std::vector<CheckpointInfo> all;
-  if (!files.Exists(attempts_directory)) return all;
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(attempts_directory));
-  for (const std::string& name : names) {
-    const auto attempt = AttemptNumber(name);
-    if (!attempt.has_value()) continue;
-    NIBBLE_ASSIGN_OR_RETURN(const auto some, ListOne(files, JoinPath(attempts_directory, name), *attempt, damaged));
+  NIBBLE_ASSIGN_OR_RETURN(const auto attempts, AttemptDirectories(files, attempts_directory));
+  for (const AttemptDirectory& one : attempts) {
+    NIBBLE_ASSIGN_OR_RETURN(const auto some, ListOne(files, one.path, one.attempt, damaged));
     all.insert(all.end(), some.begin(), some.end());
   }
   std::sort(all.begin(), all.end(),
@@ -123,6 +142,7 @@ std::optional<std::string> CheckpointsKey(const std::string& attempts_directory)
   std::vector<std::string> attempts;
   for (std::filesystem::directory_iterator it(attempts_directory, error), end; !error && it != end;
        it.increment(error)) {
+    if (!it->is_directory(error)) continue;  // a lost attempt
     const std::string folder = JoinPath(it->path().string(), kCheckpointsDirectory);
     const auto key = FilesKey(folder);
     if (!key.has_value()) return std::nullopt;
@@ -210,19 +230,35 @@ absl::Status CopyCheckpoint(base::FileSystem& files, const std::string& checkpoi
   return files.Exists(checkpoint) ? made : absl::NotFoundError(base::StrCat(checkpoint, " no longer exists"));
 }
 
+bool IsLost(base::FileSystem& files, const std::string& attempt_directory) {
+  return files.Exists(attempt_directory + kLostSuffix);
+}
+
+absl::Status LoseAttempt(base::FileSystem& files, const std::string& attempt_directory) {
+  if (!IsLost(files, attempt_directory)) {
+    NIBBLE_RETURN_IF_ERROR(files.Rename(attempt_directory, attempt_directory + kLostSuffix));
+  }
+  // The trainer may have made the directory again since the rename.
+  constexpr int kTries = 10;
+  absl::Status placed;
+  for (int i = 0; i < kTries; ++i) {
+    placed = base::WriteFileAtomically(files, attempt_directory, "The server has given up this attempt.\n");
+    if (placed.ok() || !std::filesystem::is_directory(attempt_directory)) break;
+    NIBBLE_RETURN_IF_ERROR(files.RemoveAll(attempt_directory));
+  }
+  return placed;
+}
+
 absl::Status CollectAttempt(base::FileSystem& files, const std::string& attempt_directory) {
   NIBBLE_RETURN_IF_ERROR(RemoveTemporaries(files, attempt_directory));
   return RemoveTemporaries(files, JoinPath(attempt_directory, kCheckpointsDirectory));
 }
 
 absl::Status CollectAttempts(base::FileSystem& files, const std::string& attempts_directory, std::int64_t living) {
-  if (!files.Exists(attempts_directory)) return absl::OkStatus();
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(attempts_directory));
+  NIBBLE_ASSIGN_OR_RETURN(const auto attempts, AttemptDirectories(files, attempts_directory));
   absl::Status first;
-  for (const std::string& name : names) {
-    const auto attempt = AttemptNumber(name);
-    if (!attempt.has_value() || *attempt == living) continue;
-    first.Update(CollectAttempt(files, JoinPath(attempts_directory, name)));
+  for (const AttemptDirectory& one : attempts) {
+    if (one.attempt != living) first.Update(CollectAttempt(files, one.path));
   }
   return first;
 }

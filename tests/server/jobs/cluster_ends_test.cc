@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <map>
 #include <string>
 
@@ -61,6 +62,52 @@ TEST_F(ClusterEndsTest, DisruptedJobResumesWithoutACountedRetry) {
     machine_.Exit(Trainer(id), 0);
     controller_->Tick();
   }
+}
+
+TEST_F(ClusterEndsTest, DirectoryOfALostNodeIsTakenAwayBeforeTheNextAttempt) {
+  const std::string id = Running();
+  const std::string directory = Trainer(id).directory;
+  machine_.End(Trainer(id), {.cause = Cause::kNodeLost});
+  controller_->Tick();
+  EXPECT_TRUE(std::filesystem::is_directory(directory + ".lost"));
+  EXPECT_TRUE(std::filesystem::is_regular_file(directory));
+  EXPECT_EQ(controller_->Checkpoints(id)->at(0).step, 2);
+  clock_.Advance(absl::Seconds(10));
+  controller_->Tick();
+  FakeMachine::Trainer& second = Trainer(id);
+  EXPECT_EQ(second.order.resume_checkpoint_directory, directory + ".lost/checkpoints/step-00000002");
+  Ready(second, 2);
+  Finish(second);
+  machine_.Exit(second, 0);
+  controller_->Tick();
+  EXPECT_EQ(State(id), kSucceeded);
+  EXPECT_EQ(controller_->Get(id)->retries, 0);
+}
+
+TEST_F(ClusterEndsTest, ServerKilledWhileItGivesUpALostNodeRecordsIt) {
+  for (const bool placed : {false, true}) {
+    SCOPED_TRACE(placed);
+    const std::string id = Running();
+    const std::string directory = Trainer(id).directory;
+    Kill();
+    std::filesystem::rename(directory, directory + ".lost");
+    if (placed) WriteFile(directory, "given up");
+    Open();
+    controller_->Tick();
+    EXPECT_EQ(State(id), kQueued);
+    EXPECT_EQ(Events(id).back().body["reason"], "NODE_LOST");
+    EXPECT_EQ(controller_->Get(id)->retries, 0);
+    EXPECT_TRUE(std::filesystem::is_regular_file(directory));
+    ASSERT_TRUE(controller_->Cancel(id).ok());
+  }
+}
+
+TEST_F(ClusterEndsTest, OutcomeOfALostNodeCounts) {
+  const std::string id = Running();
+  Finish(Trainer(id));
+  machine_.End(Trainer(id), {.cause = Cause::kNodeLost});
+  controller_->Tick();
+  EXPECT_EQ(State(id), kSucceeded);
 }
 
 TEST_F(ClusterEndsTest, TrainerThatItsClusterEndedForMemoryCountsARetry) {
