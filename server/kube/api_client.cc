@@ -14,7 +14,11 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <cstdlib>
 #include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
 #include <set>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -96,6 +100,14 @@ struct ApiClient::State {
 
   void Run();
   void Stop();
+  // Runs `task` on the client's thread. Without memory for the task, the program ends: destructors post tasks too.
+  void Post(std::function<void()> task) noexcept {
+    try {
+      asio::post(io, std::move(task));
+    } catch (...) {
+      std::terminate();
+    }
+  }
   // Ends with an OK status and an open connection in `call`.
   asio::awaitable<absl::Status> Open(Call& call, Deadline deadline);
   asio::awaitable<absl::StatusOr<Endpoints>> LookUp(Call& call, Deadline deadline);
@@ -289,14 +301,14 @@ ApiClient::ApiClient(ClusterAccess access) : state_(std::make_unique<State>(std:
 }
 
 ApiClient::~ApiClient() {
-  asio::post(state_->io, [state = state_.get()] { state->Stop(); });
+  state_->Post([state = state_.get()] { state->Stop(); });
   state_->thread.join();
 }
 
 const ClusterAccess& ApiClient::access() const { return state_->access; }
 
 void ApiClient::Request(ApiRequest request, Done done) {
-  asio::post(state_->io, [state = state_.get(), request = std::move(request), done = std::move(done)]() mutable {
+  state_->Post([state = state_.get(), request = std::move(request), done = std::move(done)]() mutable {
     if (state->stopped) return;
     asio::co_spawn(state->io, state->Answer(std::move(request), std::move(done)), asio::detached);
   });
@@ -305,13 +317,12 @@ void ApiClient::Request(ApiRequest request, Done done) {
 std::unique_ptr<ApiClient::Watch> ApiClient::StartWatch(ApiWatch watch) {
   auto call = std::make_shared<Call>(state_->io);
   call->watch = std::move(watch);
-  asio::post(state_->io,
-             [state = state_.get(), call] { asio::co_spawn(state->io, state->ReadWatch(call), asio::detached); });
+  state_->Post([state = state_.get(), call] { asio::co_spawn(state->io, state->ReadWatch(call), asio::detached); });
   return std::unique_ptr<Watch>(new Watch(*this, std::move(call)));
 }
 
 void ApiClient::RunAfter(absl::Duration delay, std::function<void()> task) {
-  asio::post(state_->io, [state = state_.get(), delay, task = std::move(task)]() mutable {
+  state_->Post([state = state_.get(), delay, task = std::move(task)]() mutable {
     if (state->stopped) return;
     auto timer = std::make_shared<asio::steady_timer>(state->io, absl::ToChronoNanoseconds(delay));
     state->timers.insert(timer);
@@ -327,7 +338,7 @@ void ApiClient::RunAndWait(const std::function<void()>& task) {
   base::Mutex mutex;
   base::Condition ended;
   bool is_done = false;
-  asio::post(state_->io, [&] {
+  state_->Post([&] {
     task();
     base::MutexLock lock(mutex);
     is_done = true;

@@ -26,7 +26,7 @@ struct ApiRequest {
   bool repeatable = false;
 };
 
-struct ApiAnswer {
+struct ApiAnswer {     // NOLINT(bugprone-exception-escape): the moves of nlohmann::json throw nothing
   int status = 0;      // of HTTP
   std::string phrase;  // of HTTP: "Not Found"
   base::Json json;     // null if the body is not JSON

@@ -1,5 +1,6 @@
 // Private to api_client.cc.
 #pragma once
+#include <algorithm>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ssl/context.hpp>
@@ -23,7 +24,8 @@ namespace nibble::kube {
 
 struct Deadline {
   explicit Deadline(absl::Duration given)
-      : timeout(given), at(std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(given)) {}
+      : timeout(std::min(given, absl::Hours(24))),
+        at(std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout)) {}
   absl::Duration timeout;
   std::chrono::steady_clock::time_point at;
 };

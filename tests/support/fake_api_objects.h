@@ -30,7 +30,7 @@ base::Json ApiObject(const std::string& kind, const std::string& name,
 base::Json StatusObject(int code, const std::string& reason, const std::string& message);
 
 // What a request is answered with.
-struct ObjectAnswer {
+struct ObjectAnswer {  // NOLINT(bugprone-exception-escape): the moves of nlohmann::json throw nothing
   int status = 200;
   base::Json body;
 };

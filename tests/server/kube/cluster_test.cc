@@ -13,7 +13,9 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const std::vector<std::string> kPod = {"A=b", "KUBERNETES_SERVICE_HOST=10.0.0.1", "KUBERNETES_SERVICE_PORT=443"};
+std::vector<std::string> PodEnvironment() {
+  return {"A=b", "KUBERNETES_SERVICE_HOST=10.0.0.1", "KUBERNETES_SERVICE_PORT=443"};
+}
 
 class ClusterTest : public ::testing::Test {
  protected:
@@ -27,7 +29,7 @@ class ClusterTest : public ::testing::Test {
   std::string Refusal(const std::string& url) {
     ClusterOptions options = Options(url);
     options.name_space = "ml";
-    const absl::Status status = ClusterAccessOf(options, kPod).status();
+    const absl::Status status = ClusterAccessOf(options, PodEnvironment()).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << url << ": " << status;
     return std::string(status.message());
   }
@@ -38,7 +40,7 @@ class ClusterTest : public ::testing::Test {
 
 TEST_F(ClusterTest, PodFindsEverythingInItsServiceAccount) {
   Write("namespace", "ml\n");
-  const auto access = ClusterAccessOf(Options(), kPod);
+  const auto access = ClusterAccessOf(Options(), PodEnvironment());
   ASSERT_TRUE(access.ok()) << access.status();
   EXPECT_EQ(access->host, "10.0.0.1");
   EXPECT_EQ(access->port, "443");
@@ -98,13 +100,13 @@ TEST_F(ClusterTest, OutsideAPodNamesTheMissingVariable) {
 }
 
 TEST_F(ClusterTest, NamespaceIsNeededAndChecked) {
-  const absl::Status missing = ClusterAccessOf(Options(), kPod).status();
+  const absl::Status missing = ClusterAccessOf(Options(), PodEnvironment()).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(missing)) << missing;
   EXPECT_THAT(std::string(missing.message()), HasSubstr(temp_ / "namespace"));
   Write("namespace", "a/b");
-  EXPECT_TRUE(absl::IsInvalidArgument(ClusterAccessOf(Options(), kPod).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(ClusterAccessOf(Options(), PodEnvironment()).status()));
   Write("namespace", std::string(1 << 20, 'x'));
-  EXPECT_TRUE(absl::IsFailedPrecondition(ClusterAccessOf(Options(), kPod).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(ClusterAccessOf(Options(), PodEnvironment()).status()));
 }
 
 TEST_F(ClusterTest, TokenIsReadAgainAndNeverShown) {
