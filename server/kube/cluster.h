@@ -37,7 +37,7 @@ absl::StatusOr<ClusterAccess> ClusterAccessOf(const ClusterOptions& options,
 // The value of the first entry "NAME=value" of that name; "" if there is none.
 std::string EnvironmentValue(const std::vector<std::string>& environment, const std::string& name);
 
-// The files' current content: the kubelet replaces tokens before they expire. Neither message shows a content.
+// The files' current content: the kubelet replaces tokens before they expire. Messages name the file, not its content.
 // Errors: those of FileSystem::Read; InvalidArgument (a token that cannot be sent in a header).
 absl::StatusOr<std::string> ReadToken(const ClusterAccess& access);
 absl::StatusOr<std::string> ReadAuthority(const ClusterAccess& access);

@@ -8,14 +8,15 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/kube/cluster.h"
 
 namespace nibble::kube {
 
 // Where and how a pod's status is read.
 struct PodAccess {
   std::string host, port;  // of the API server
-  std::string token_file = "/var/run/secrets/kubernetes.io/serviceaccount/token";
-  std::string ca_file = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
+  std::string token_file = std::string(kServiceAccount) + "/token";
+  std::string ca_file = std::string(kServiceAccount) + "/ca.crt";
   std::string name_space, pod, container;
   absl::Duration timeout = absl::Seconds(5);  // of the whole request
 };
@@ -29,7 +30,7 @@ std::optional<PodAccess> PodAccessOf(const std::vector<std::string>& environment
 absl::StatusOr<std::string> LastExitReason(std::string_view pod_json, const std::string& container);
 // The same, read from the API server. Waits for at most access.timeout. Errors: Unavailable (no connection, a
 // certificate of another host or authority); DeadlineExceeded; PermissionDenied (an answer other than 200);
-// InvalidArgument (the answer); those of reading the token.
+// InvalidArgument (the answer); those of reading the token and the CA file.
 absl::StatusOr<std::string> ReadLastExitReason(const PodAccess& access);
 
 inline constexpr char kOomKilled[] = "OOMKilled";
