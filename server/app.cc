@@ -15,6 +15,7 @@
 #include "kernels/thread_pool.h"
 #include "server/app_flags.h"
 #include "server/app_info.h"
+#include "server/app_runner.h"
 #include "server/base/clock.h"
 #include "server/base/error.h"
 #include "server/base/files.h"
@@ -30,7 +31,6 @@
 #include "server/http/http_server.h"
 #include "server/jobs/controller.h"
 #include "server/jobs/job_metrics.h"
-#include "server/jobs/local_runner.h"
 #include "server/jobs/method.h"
 #include "server/kube/last_exit.h"
 #include "server/metered_files.h"
@@ -72,6 +72,11 @@ constexpr absl::Duration kHung = absl::Minutes(10);  // a scheduler that has not
 
 // For a flag whose 0 means no limit.
 absl::Duration OrNone(double seconds) { return seconds > 0 ? absl::Seconds(seconds) : absl::InfiniteDuration(); }
+
+std::optional<jobs::OomCount> CountOomKills() {
+  const auto named = telemetry::ReadNamedOomKills({});
+  return named.has_value() ? std::optional(jobs::OomCount{named->group, named->kills}) : std::nullopt;
+}
 
 }  // namespace
 
@@ -180,28 +185,31 @@ absl::Status App::State::OpenState() {
 absl::Status App::State::OpenJobs() {
   NIBBLE_ASSIGN_OR_RETURN(database,
                           jobs::Database::Open(state->paths.database(), [this] { return state->reserve->Release(); }));
-  runner = jobs::MakeLocalRunner(
-      {.trainer_path = options.trainer_path, .environment = jobs::TrainerEnvironment(options.environment)});
+  NIBBLE_ASSIGN_OR_RETURN(runner, MakeRunner(options));
+  const bool trains_here = !runner->outlives_server();
   jobs::ControllerOptions control;
   control.queue.max_running = static_cast<int>(options.max_running_jobs);
   control.ageing = absl::Seconds(options.job_ageing_s);
   control.max_queued = options.max_queued_jobs;
   control.max_open_per_owner = options.max_jobs_per_principal;
   const std::int64_t own_bytes = OwnMemoryBytes(options);
-  const std::int64_t train_bytes = MemoryBytes(options.train_memory_bytes, own_bytes, base::RealFileSystem());
+  // Trainers that run elsewhere are limited only by the flag.
+  const std::int64_t train_bytes = trains_here
+                                       ? MemoryBytes(options.train_memory_bytes, own_bytes, base::RealFileSystem())
+                                       : options.train_memory_bytes;
   control.queue.memory_bytes = train_bytes;
   const std::int64_t serve_bytes = MemoryBytes(options.serve_memory_bytes, own_bytes, base::RealFileSystem());
   // Trainers, models and nibbled itself share one machine's memory. An operator's flag may allow more than that memory.
   const std::int64_t machine_bytes = MemoryBytes(0, /*own_bytes=*/0, base::RealFileSystem());
   const std::int64_t shared_bytes = MemoryBytes(0, own_bytes, base::RealFileSystem());
-  control.memory = base::MemoryBudget::Make(shared_bytes == 0 ? 0 : std::max({shared_bytes, train_bytes, serve_bytes}));
-  serve_memory = base::MemoryBudget::Make(serve_bytes, control.memory);
-  control.memory_limit_bytes = machine_bytes;
-  control.oom_count = []() -> std::optional<jobs::OomCount> {
-    const auto named = telemetry::ReadNamedOomKills({});
-    return named.has_value() ? std::optional(jobs::OomCount{named->group, named->kills}) : std::nullopt;
-  };
-  if (const auto pod = kube::PodAccessOf(options.environment)) {
+  const std::int64_t trained_bytes = trains_here ? train_bytes : 0;
+  const auto memory =
+      base::MemoryBudget::Make(shared_bytes == 0 ? 0 : std::max({shared_bytes, trained_bytes, serve_bytes}));
+  if (trains_here) control.memory = memory;
+  serve_memory = base::MemoryBudget::Make(serve_bytes, memory);
+  if (trains_here) control.memory_limit_bytes = machine_bytes;
+  if (trains_here) control.oom_count = CountOomKills;
+  if (const auto pod = kube::PodAccessOf(options.environment); pod.has_value() && trains_here) {
     const auto reason = kube::ReadLastExitReason(*pod);
     control.container_out_of_memory = reason.ok() && *reason == kube::kOomKilled;
     if (!reason.ok()) {
@@ -239,10 +247,9 @@ absl::Status App::State::OpenJobs() {
   tokens = std::make_unique<data::TokenCache>(files, state->paths.tokens(), options.threads,
                                               data::TokenCacheOptions{.max_bytes = options.token_cache_bytes,
                                                                       .min_free_bytes = state->min_free_bytes,
-                                                                      .memory = control.memory,
+                                                                      .memory = memory,
                                                                       .needed = [this] { return NeededTokenFiles(); }});
-  planner =
-      std::make_unique<plan::JobPlanner>(train_bytes, options.trainer_path, *state, *texts, *tokens, control.memory);
+  planner = std::make_unique<plan::JobPlanner>(train_bytes, options.trainer_path, *state, *texts, *tokens, memory);
   tokens->Trim(
       [this](const std::string& dataset) { return !absl::IsNotFound(state->datasets->Get(dataset).status()); });
   control.check_without_rows = [this](const auto& spec) { return planner->CheckWithoutRows(spec); };

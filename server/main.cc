@@ -75,6 +75,30 @@ void AddSecurityFlags(CLI::App& cli, nibble::SecurityOptions& security) {
   cli.add_flag("--reflection_without_token", security.reflection_without_token, "Answer reflection without a token");
 }
 
+void AddRunnerFlags(CLI::App& cli, AppOptions& options) {
+  nibble::KubernetesOptions& kubernetes = options.kubernetes;
+  cli.add_option("--runner", options.runner, "Where trainers run: local (child processes) or kubernetes (Jobs)")
+      ->check(CLI::IsMember({"local", "kubernetes"}));
+  cli.add_option(
+      "--trainer_templates", kubernetes.templates,
+      "JSON file with a Job for each device, {\"cpu\": JOB, \"cuda\": JOB}, from which trainers' Jobs are made");
+  cli.add_option("--kubernetes_server_name", kubernetes.server_name,
+                 "Label nibble.dev/server of this server's Jobs; no other server of the namespace may have it");
+  cli.add_option("--kubernetes_queue", kubernetes.queue, "Kueue's LocalQueue for trainers; empty: without Kueue");
+  cli.add_option("--kubernetes_namespace", kubernetes.cluster.name_space, "Namespace of Jobs; default: the pod's own");
+  cli.add_option("--kubernetes_url", kubernetes.cluster.url, "https://HOST:PORT of the API server; default: the pod's");
+  cli.add_option("--kubernetes_token_file", kubernetes.cluster.token_file,
+                 "Token for the API server, read for each request; default: the pod's service account");
+  cli.add_option("--kubernetes_ca_file", kubernetes.cluster.ca_file,
+                 "PEM file: the CA of the API server; default: the pod's service account");
+  cli.add_option("--start_timeout_s", kubernetes.start_timeout_s,
+                 "A trainer whose image, configuration or rights are wrong for this long has failed to start")
+      ->check(CLI::NonNegativeNumber);
+  cli.add_option("--lost_node_timeout_s", kubernetes.lost_node_timeout_s,
+                 "After this time the attempt of a trainer whose node does not answer is given up")
+      ->check(CLI::NonNegativeNumber);
+}
+
 void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
   cli.option_defaults()->always_capture_default();  // shown by --help
   cli.add_option("--state_dir", options.state_dir, "Directory of models, datasets and jobs")->required();
@@ -87,6 +111,7 @@ void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
   cli.add_option("--isa", options.isa, "auto, plain, avx2 or avx512");
   cli.add_option("--import_root", options.import_root, "Directory whose files clients may import by path");
   cli.add_option("--trainer", options.trainer_path, "Path of nibble-trainer; default: next to this program");
+  AddRunnerFlags(cli, options);
   cli.add_option("--max_waiting_requests", options.engine.max_waiting, "Maximum number of waiting requests per model")
       ->check(CLI::Range(0, 1'000'000));
   cli.add_option("--max_running_requests", options.engine.max_running,

@@ -5,6 +5,7 @@
 
 #include "absl/time/time.h"
 #include "server/base/files.h"
+#include "server/kube/cluster.h"
 #include "server/limits.h"
 #include "server/serve/engine.h"
 
@@ -23,14 +24,26 @@ struct SecurityOptions {
   bool reflection_without_token = false;
 };
 
+// --runner kubernetes.
+struct KubernetesOptions {
+  std::string templates;               // file: {"cpu": JOB, "cuda": JOB} (jobs/kubernetes_job.h)
+  std::string server_name = "nibble";  // label of this server's Jobs
+  std::string queue;                   // Kueue's LocalQueue; "": without Kueue
+  kube::ClusterOptions cluster;
+  double start_timeout_s = 300;      // for an image, configuration or right that is wrong
+  double lost_node_timeout_s = 300;  // then the attempt of a node that does not answer is given up
+};
+
 struct AppOptions : Limits {
   std::string state_dir;
   std::string grpc_address = "127.0.0.1:50051";
   std::string http_address = "127.0.0.1:9464";
-  std::string device = "auto";           // auto | cpu
-  std::string isa = "auto";              // auto | plain | avx2 | avx512
-  std::string import_root;               // "": imports by a path on the server are refused
-  std::string trainer_path;              // "": jobs are refused
+  std::string device = "auto";   // auto | cpu
+  std::string isa = "auto";      // auto | plain | avx2 | avx512
+  std::string import_root;       // "": imports by a path on the server are refused
+  std::string trainer_path;      // "": jobs are refused
+  std::string runner = "local";  // local | kubernetes: where trainers run
+  KubernetesOptions kubernetes;
   std::vector<std::string> environment;  // "KEY=VALUE", of this process; filtered for trainers
   int threads = 1;
   serve::EngineOptions engine;

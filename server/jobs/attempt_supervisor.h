@@ -57,8 +57,8 @@ class AttemptSupervisor {
   absl::Status ResumeBackoff(const StoredJob& job);
   // Follows journals, sends due signals and settles ended attempts.
   void Tick();
-  // Does nothing if trainers outlive the server. Otherwise sends SIGTERM to all trainers, and SIGKILL after `grace` (real time). Returns when all ends are recorded, or 10 s
-  // after the SIGKILL.
+  // Does nothing if trainers outlive the server. Otherwise sends SIGTERM to all trainers, and SIGKILL after `grace`
+  // (real time). Returns when all ends are recorded, or 10 s after the SIGKILL.
   void StopAll(absl::Duration grace);
 
   // Call when the job is CANCELLING or PAUSING in the database; the next Tick signals its trainer.

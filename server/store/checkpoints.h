@@ -62,9 +62,9 @@ absl::Status PruneOlderAttempts(base::FileSystem& files, const std::string& atte
 absl::Status CopyCheckpoint(base::FileSystem& files, const std::string& checkpoint, const std::string& copy);
 
 // Takes an attempt's directory away from a trainer that cannot be reached (its node does not answer): renames it to
-// "N.lost" and puts a plain file in its place, so that the trainer can neither write there nor make the directory again.
-// The functions here read the checkpoints of a lost attempt like any other's. OK if this was done before. Once this
-// returns OK, it survives a power cut.
+// "N.lost" and puts a plain file in its place, so that the trainer can neither write there nor make the directory
+// again. The functions here read the checkpoints of a lost attempt like any other's. OK if this was done before. Once
+// this returns OK, it survives a power cut.
 absl::Status LoseAttempt(base::FileSystem& files, const std::string& attempt_directory);
 // True after LoseAttempt, and if it was interrupted in the middle.
 bool IsLost(base::FileSystem& files, const std::string& attempt_directory);

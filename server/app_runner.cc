@@ -1,0 +1,50 @@
+#include "server/app_runner.h"
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "server/base/files.h"
+#include "server/base/log.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/jobs/kubernetes_runner.h"
+#include "server/jobs/local_runner.h"
+
+namespace nibble {
+
+namespace {
+
+constexpr std::uint64_t kMaxTemplateBytes = 1 << 20;  // etcd stores objects of at most 1.5 MiB
+
+absl::StatusOr<std::unique_ptr<jobs::Runner>> MakeClusterRunner(const AppOptions& options) {
+  const KubernetesOptions& flags = options.kubernetes;
+  if (flags.templates.empty()) {
+    return absl::InvalidArgumentError(
+        "--trainer_templates: wanted a file of trainer templates with --runner kubernetes");
+  }
+  jobs::KubernetesRunnerOptions runner;
+  NIBBLE_ASSIGN_OR_RETURN(runner.access, kube::ClusterAccessOf(flags.cluster, options.environment));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, base::RealFileSystem().Read(flags.templates, kMaxTemplateBytes));
+  auto templates = jobs::ParseTrainerTemplates(text);
+  if (!templates.ok()) {
+    return absl::InvalidArgumentError(
+        base::StrCat("--trainer_templates: ", flags.templates, ": ", templates.status().message()));
+  }
+  runner.jobs = {.server = flags.server_name, .queue = flags.queue, .templates = *std::move(templates)};
+  runner.start_timeout = absl::Seconds(flags.start_timeout_s);
+  runner.lost_node_timeout = absl::Seconds(flags.lost_node_timeout_s);
+  base::LogInfo("trainers run as Kubernetes Jobs",
+                {{"namespace", runner.access.name_space}, {"server_name", flags.server_name}, {"queue", flags.queue}});
+  return jobs::MakeKubernetesRunner(std::move(runner));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<jobs::Runner>> MakeRunner(const AppOptions& options) {
+  if (options.runner == "kubernetes") return MakeClusterRunner(options);
+  return jobs::MakeLocalRunner(
+      {.trainer_path = options.trainer_path, .environment = jobs::TrainerEnvironment(options.environment)});
+}
+
+}  // namespace nibble

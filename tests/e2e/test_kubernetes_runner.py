@@ -1,0 +1,200 @@
+"""Trainers as Jobs of a cluster: evictions, lost nodes and lost servers end in the bits of the local runner. The cluster
+is tests/support/fake_cluster.py."""
+import json
+import os
+import signal
+import subprocess
+import pathlib
+import time
+
+import pytest
+
+import pki
+from conftest import BIN, Server
+from fake_cluster import Cluster
+from soon import soon
+from test_kill import check, create, wait_for_own_step, wait_for_step
+
+SAVE = 5
+TEMPLATES = {"cpu": {"spec": {"template": {"spec": {"containers": [{"name": "trainer", "image": "nibble-trainer:test"}]}}}}}
+FLAGS = ["--retry_backoff_scale", "0.01", "--lost_node_timeout_s", "1", "--start_timeout_s", "2", "--no_progress_timeout_s", "20",
+         "--max_running_jobs", "4"]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory, model_directory, text_file):
+    """The digest of the local runner's model."""
+    server = Server(tmp_path_factory.mktemp("local") / "state").start()
+    try:
+        server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+        server.run("datasets", "upload", text_file, "--name", "page")
+        server.run("jobs", "watch", create(server, "calm"))
+        return server.json("models", "get", "calm")["digest"]
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def on_cluster(tmp_path, model_directory, text_file):
+    cluster = Cluster(tmp_path, pki.Authority(tmp_path / "pki"), {"trainer": BIN / "nibble-trainer"})
+    (tmp_path / "templates.json").write_text(json.dumps(TEMPLATES))
+    server = Server(tmp_path / "state", *cluster.flags, "--trainer_templates", tmp_path / "templates.json", *FLAGS).start()
+    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+    server.run("datasets", "upload", text_file, "--name", "page")
+    try:
+        yield server, cluster
+    finally:
+        cluster.stop()
+        server.stop()
+
+
+def pod_of(cluster, job, attempt=1):
+    (pod,) = [pod for pod in cluster.pods() if pod["metadata"]["labels"]["nibble.dev/job"] == job and
+              pod["metadata"]["labels"]["nibble.dev/attempt"] == str(attempt)]
+    return pod["metadata"]["name"]
+
+
+def trainer_of(cluster, job):
+    (pod,) = [pod for pod in cluster.pods() if pod["metadata"]["labels"]["nibble.dev/job"] == job]
+    return cluster.processes[pod["metadata"]["uid"]]
+
+
+def reasons(server, job):
+    return [event["reason"] for event in server.lines("jobs", "watch", job) if event.get("reason")]
+
+
+def test_job_has_the_bits_of_the_local_runner_and_is_removed(on_cluster, calm):
+    server, cluster = on_cluster
+    job = create(server, "out")
+    check(server, job, calm, "out", attempts=1)
+    assert cluster.created() == [f"nibble-{job}-1"]
+    soon(lambda: cluster.jobs() == [])
+    assert (server.state / "jobs" / job / "attempts/1/claim").read_text()
+
+
+def test_eviction_resumes_with_the_same_bits_and_no_counted_retry(on_cluster, calm):  # R30
+    server, cluster = on_cluster
+    job = create(server, "out")
+    wait_for_step(server, job, SAVE + 2)
+    cluster.delete_pod(pod_of(cluster, job), reason="EvictionByEvictionAPI")
+    check(server, job, calm, "out")
+    assert server.json("jobs", "get", job).get("retries", 0) == 0
+    assert cluster.created() == [f"nibble-{job}-1", f"nibble-{job}-2"]
+
+
+def test_killed_server_leaves_the_trainer_and_the_next_one_adopts_it(on_cluster, calm):
+    server, cluster = on_cluster
+    job = create(server, "out")
+    wait_for_step(server, job, SAVE + 2)
+    server.kill()
+    began = time.monotonic()
+    server.start()
+    soon(lambda: server.logged("trainer adopted"))
+    assert time.monotonic() - began < 10
+    check(server, job, calm, "out", attempts=1)
+    assert cluster.created() == [f"nibble-{job}-1"]
+
+
+def test_stopped_server_leaves_the_trainer(on_cluster, calm):
+    server, cluster = on_cluster
+    job = create(server, "out")
+    wait_for_step(server, job, SAVE + 2)
+    assert server.stop() == 0
+    assert trainer_of(cluster, job).wait(timeout=120) == 0, "it trains on and publishes without a server"
+    server.start()
+    check(server, job, calm, "out", attempts=1)
+
+
+def test_lost_node_is_fenced_and_its_trainer_ends(on_cluster, calm):
+    server, cluster = on_cluster
+    job = create(server, "out")
+    wait_for_step(server, job, SAVE + 2)
+    zombie = trainer_of(cluster, job)
+    os.kill(zombie.pid, signal.SIGSTOP)  # it must not finish before it is given up
+    cluster.lose_node(pod_of(cluster, job))
+    attempts = server.state / "jobs" / job / "attempts"
+    soon(lambda: (attempts / "1.lost").is_dir() and (attempts / "1").is_file())
+    os.kill(zombie.pid, signal.SIGCONT)
+    zombie.wait(timeout=30)
+    assert not (attempts / "1.lost/outcome.json").exists() and (attempts / "1").is_file()
+    check(server, job, calm, "out")
+    assert "NODE_LOST" in reasons(server, job)
+
+
+def test_cancel_ends_the_trainer_and_removes_its_job(on_cluster):
+    server, cluster = on_cluster
+    job = create(server, "out")
+    wait_for_own_step(server, job, 1)
+    process = trainer_of(cluster, job)
+    server.run("jobs", "cancel", job)
+    soon(lambda: server.json("jobs", "get", job)["state"] == "CANCELLED")
+    process.wait(timeout=10)
+    soon(lambda: cluster.jobs() == [])
+
+
+def test_paused_job_resumes_with_the_same_bits(on_cluster, calm):
+    server, cluster = on_cluster
+    job = create(server, "out")
+    wait_for_step(server, job, SAVE + 2)
+    server.run("jobs", "pause", job)
+    soon(lambda: server.json("jobs", "get", job)["state"] == "PAUSED")
+    server.run("jobs", "resume", job)
+    check(server, job, calm, "out")
+
+
+def test_api_server_that_is_away_stops_nothing(on_cluster, calm):  # R29
+    server, cluster = on_cluster
+    job = create(server, "out")
+    wait_for_own_step(server, job, 1)
+    cluster.away = True
+    wait_for_step(server, job, SAVE + 2)
+    worst = 0
+    for _ in range(20):
+        began = time.monotonic()
+        server.json("jobs", "get", job)
+        worst = max(worst, time.monotonic() - began)
+    assert worst < 5
+    trainer_of(cluster, job).wait(timeout=120)
+    assert server.json("jobs", "get", job)["state"] == "RUNNING", "its end is not known yet"
+    cluster.away = False
+    check(server, job, calm, "out", attempts=1)
+
+
+def test_preempted_job_is_queued_again_as_a_new_suspended_job(tmp_path, calm, model_directory, text_file):
+    cluster = Cluster(tmp_path, pki.Authority(tmp_path / "pki"), {"trainer": BIN / "nibble-trainer"})
+    (tmp_path / "templates.json").write_text(json.dumps(TEMPLATES))
+    server = Server(tmp_path / "state", *cluster.flags, "--trainer_templates", tmp_path / "templates.json", "--kubernetes_queue", "team",
+                    *FLAGS).start()
+    try:
+        server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+        server.run("datasets", "upload", text_file, "--name", "page")
+        job = create(server, "out")
+        watched = tmp_path / "events"
+        with open(watched, "w") as out:
+            watch = subprocess.Popen([BIN / "nibble", "--server", server.grpc, "--json", "jobs", "watch", job], stdout=out, env={})
+        soon(lambda: '"WAITING_FOR_RESOURCES"' in watched.read_text())
+        assert "waits in the queue team" in watched.read_text()
+        cluster.set_suspend(f"nibble-{job}-1", False)
+        wait_for_step(server, job, SAVE + 2)
+        cluster.set_suspend(f"nibble-{job}-1", True)
+        soon(lambda: cluster.jobs() == [f"nibble-{job}-2"])
+        assert server.json("jobs", "get", job)["state"] in ("PREPARING", "QUEUED")
+        cluster.set_suspend(f"nibble-{job}-2", False)
+        check(server, job, calm, "out")
+        assert server.json("jobs", "get", job).get("retries", 0) == 0
+        assert watch.wait(timeout=30) == 0
+    finally:
+        cluster.stop()
+        server.stop()
+
+
+def test_flags_of_the_runner_are_checked(tmp_path):
+    def refusal(*flags):
+        with pytest.raises(AssertionError) as refused:
+            Server(tmp_path / "state", "--runner", "kubernetes", *flags).start()
+        return str(refused.value)
+    assert "--trainer_templates: wanted a file" in refusal()
+    (tmp_path / "bad.json").write_text('{"cpu": {}}')
+    cluster = ["--kubernetes_url", "https://127.0.0.1:1", "--kubernetes_namespace", "ml", "--trainer_templates", tmp_path / "bad.json"]
+    assert "no container named" in refusal(*cluster)
+    assert "https://" in refusal("--kubernetes_url", "http://127.0.0.1:1", *cluster[2:])

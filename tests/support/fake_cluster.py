@@ -1,0 +1,308 @@
+"""A cluster for tests: an API server over TLS with the calls that nibbled makes, the parts of the Job controller that a
+trainer's Job uses, and a kubelet that runs a pod's container as a process of this machine. Answers and messages are those
+of Kubernetes 1.35. Not part of it: scheduling, namespaces, rights, images."""
+import copy
+import http.server
+import json
+import os
+import signal
+import ssl
+import subprocess
+import threading
+import time
+import urllib.parse
+import uuid
+
+JOBS, PODS, EVENTS = "/apis/batch/v1/namespaces/ml/jobs", "/api/v1/namespaces/ml/pods", "/api/v1/namespaces/ml/events"
+TOKEN = "token-of-nibbled"
+
+
+class Cluster:
+    """`programs`: the program of each container's name. Thread-safe."""
+
+    def __init__(self, folder, authority, programs):
+        self.programs = programs
+        self.folder = folder
+        self.lock = threading.Condition()
+        self.objects = {JOBS: {}, PODS: {}, EVENTS: {}}
+        self.history = []  # (version, collection, type, object)
+        self.version = 1
+        self.processes = {}  # of pods, by UID
+        self.requests = []  # (method, path)
+        self.away = False
+        self.admits = True  # False: Kueue has not admitted suspended Jobs
+        certificate, key = authority.issue("kubernetes", "IP:127.0.0.1")
+        (folder / "token").write_text(TOKEN)
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler_of(self))
+        self.server.daemon_threads = True
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        self.server.socket = context.wrap_socket(self.server.socket, server_side=True, do_handshake_on_connect=False)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.flags = ["--runner", "kubernetes", "--kubernetes_url", f"https://127.0.0.1:{self.server.server_address[1]}",
+                      "--kubernetes_namespace", "ml", "--kubernetes_token_file", folder / "token", "--kubernetes_ca_file",
+                      authority.certificate]
+
+    def stop(self):
+        self.server.shutdown()
+        for process in list(self.processes.values()):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    # The API server's store.
+
+    def put(self, collection, kind, item):
+        """Call with the lock held."""
+        self.version += 1
+        item["metadata"]["resourceVersion"] = str(self.version)
+        name = item["metadata"]["name"]
+        if kind == "DELETED":
+            self.objects[collection].pop(name, None)
+        else:
+            self.objects[collection][name] = item
+        self.history.append((self.version, collection, kind, copy.deepcopy(item)))
+        self.lock.notify_all()
+
+    def created(self):
+        """Names of the Jobs that POSTs created, in order."""
+        with self.lock:
+            return [item["metadata"]["name"] for _, collection, kind, item in self.history if collection == JOBS and kind == "ADDED"]
+
+    def pods(self):
+        with self.lock:
+            return copy.deepcopy(list(self.objects[PODS].values()))
+
+    def jobs(self):
+        with self.lock:
+            return sorted(self.objects[JOBS])
+
+    # The Job controller and the kubelet.
+
+    def create_job(self, job):
+        with self.lock:
+            name = job["metadata"]["name"]
+            if name in self.objects[JOBS]:
+                return 409, failure(409, "AlreadyExists", f'jobs.batch "{name}" already exists')
+            job["metadata"].update(uid=str(uuid.uuid4()), namespace="ml")
+            job["status"] = {}
+            self.put(JOBS, "ADDED", job)
+            if not job["spec"].get("suspend"):
+                self.start_pod(job)
+            return 201, copy.deepcopy(job)
+
+    def set_suspend(self, name, suspend):
+        """As Kueue does: false admits the Job, true takes its quota."""
+        with self.lock:
+            job = copy.deepcopy(self.objects[JOBS][name])
+            job["spec"]["suspend"] = suspend
+            self.put(JOBS, "MODIFIED", job)
+            pods = [pod for pod in self.objects[PODS].values() if self.owner(pod) == name]
+            if not suspend and not pods:
+                self.start_pod(job)
+        if suspend:
+            for pod in pods:
+                self.delete_pod(pod["metadata"]["name"])
+
+    @staticmethod
+    def owner(pod):
+        return pod["metadata"]["labels"]["batch.kubernetes.io/job-name"]
+
+    def start_pod(self, job):
+        """Call with the lock held."""
+        name, uid = f"{job['metadata']['name']}-0-{uuid.uuid4().hex[:5]}", str(uuid.uuid4())
+        labels = {**job["spec"]["template"]["metadata"]["labels"], "batch.kubernetes.io/job-name": job["metadata"]["name"]}
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        environment = {entry["name"]: entry.get("value", uid) for entry in container.get("env", [])}  # valueFrom: metadata.uid
+        process = subprocess.Popen([self.programs[container["name"]], *container["args"]], env={"PATH": "/usr/bin:/bin", **environment},
+                                   stdin=subprocess.DEVNULL, stdout=open(self.folder / f"{name}.log", "ab"), stderr=subprocess.STDOUT,
+                                   start_new_session=True)
+        self.processes[uid] = process
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "uid": uid, "namespace": "ml", "labels": labels},
+               "spec": {"grace": job["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)},
+               "status": {"phase": "Running", "conditions": [],
+                          "containerStatuses": [{"name": container["name"], "state": {"running": {}}}]}}
+        self.put(PODS, "ADDED", pod)
+        threading.Thread(target=self.follow, args=(name, container["name"], process), daemon=True).start()
+
+    def follow(self, pod_name, container, process):
+        code = process.wait()
+        code = 128 - code if code < 0 else code
+        with self.lock:
+            pod = copy.deepcopy(self.objects[PODS].get(pod_name))
+            if pod is None or pod["spec"].get("lost"):
+                return
+            pod["status"]["phase"] = "Failed" if code else "Succeeded"
+            pod["status"]["containerStatuses"] = [{"name": container, "state": {"terminated": {"exitCode": code}}}]
+            self.put(PODS, "MODIFIED", pod)
+            self.end_job(pod, code)
+            if "deletionTimestamp" in pod["metadata"]:
+                self.put(PODS, "DELETED", pod)
+                self.remove_deleted_job(self.owner(pod))
+
+    def end_job(self, pod, code):
+        job = copy.deepcopy(self.objects[JOBS].get(self.owner(pod)))
+        if job is None or job["spec"].get("suspend") or "deletionTimestamp" in job["metadata"]:
+            return
+        disrupted = any(one["type"] == "DisruptionTarget" for one in pod["status"]["conditions"])
+        name = f"ml/{pod['metadata']['name']}"
+        if disrupted:
+            message = f"Pod {name} has condition DisruptionTarget matching FailJob rule at index 0"
+        else:
+            message = f"Container trainer for pod {name} failed with exit code {code} matching FailJob rule at index 1"
+        condition = {"type": "Failed", "reason": "PodFailurePolicy", "message": message} if disrupted or code else \
+            {"type": "Complete", "reason": "CompletionsReached", "message": "Reached expected number of succeeded pods"}
+        job["status"]["conditions"] = [{**condition, "status": "True"}]
+        self.put(JOBS, "MODIFIED", job)
+
+    def remove_deleted_job(self, name):
+        job = self.objects[JOBS].get(name)
+        if job is not None and "deletionTimestamp" in job["metadata"]:
+            self.put(JOBS, "DELETED", job)
+
+    def delete_pod(self, name, grace=None, reason=None):
+        """`reason`: of the condition DisruptionTarget."""
+        with self.lock:
+            pod = copy.deepcopy(self.objects[PODS].get(name))
+            if pod is None:
+                return 404, failure(404, "NotFound", f'pods "{name}" not found')
+            if reason is not None:
+                pod["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "a test"}]
+            process = self.processes[pod["metadata"]["uid"]]
+            ended = process.poll() is not None
+            pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            self.put(PODS, "DELETED" if ended else "MODIFIED", pod)
+            grace = pod["spec"]["grace"] if grace is None else grace
+        if not ended:
+            os.killpg(process.pid, signal.SIGTERM)
+            timer = threading.Timer(grace, lambda: process.poll() is None and os.killpg(process.pid, signal.SIGKILL))
+            timer.daemon = True
+            timer.start()
+        return 200, pod
+
+    def lose_node(self, name):
+        """The node of the pod does not answer: its container goes on, and nothing more is heard of it."""
+        with self.lock:
+            pod = copy.deepcopy(self.objects[PODS][name])
+            pod["spec"]["lost"] = True
+            pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            pod["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "message": "a test"}]
+            self.put(PODS, "MODIFIED", pod)
+
+    def delete_job(self, name, options):
+        with self.lock:
+            job = copy.deepcopy(self.objects[JOBS].get(name))
+            if job is None:
+                return 404, failure(404, "NotFound", f'jobs.batch "{name}" not found')
+            wanted = options.get("preconditions", {}).get("uid", job["metadata"]["uid"])
+            if wanted != job["metadata"]["uid"]:
+                return 409, failure(409, "Conflict", "the UID in the precondition does not match")
+            pods = [pod["metadata"]["name"] for pod in self.objects[PODS].values() if self.owner(pod) == name and not pod["spec"].get("lost")]
+            foreground = options.get("propagationPolicy") == "Foreground" and pods
+            job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            self.put(JOBS, "MODIFIED" if foreground else "DELETED", job)
+        for pod in pods:
+            self.delete_pod(pod)
+        with self.lock:
+            if not [pod for pod in self.objects[PODS].values() if self.owner(pod) == name]:
+                self.remove_deleted_job(name)
+        return 200, job
+
+
+def failure(code, reason, message):
+    return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": message}
+
+
+def matches(item, query):
+    labels = item["metadata"].get("labels", {})
+    selector = query.get("labelSelector", "")
+    return all(labels.get(key) == value for key, _, value in (one.partition("=") for one in selector.split(",") if one))
+
+
+def handler_of(cluster):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        timeout = 60
+
+        def log_message(self, *_):
+            pass
+
+        def handle(self):
+            if not cluster.away:
+                try:
+                    super().handle()
+                except OSError:
+                    pass  # the client has left
+
+        def answer(self, code, body):
+            data = json.dumps(body).encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def parts(self):
+            """(collection, name, query, body) of an allowed request; None after the refusal of another."""
+            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
+            with cluster.lock:
+                cluster.requests.append((self.command, self.path))
+            if cluster.away:
+                self.close_connection = True
+                return None
+            if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+                self.answer(401, failure(401, "Unauthorized", "Unauthorized"))
+                return None
+            url = urllib.parse.urlsplit(self.path)
+            query = dict(urllib.parse.parse_qsl(url.query))
+            for collection in cluster.objects:
+                if url.path == collection or url.path.startswith(collection + "/"):
+                    return collection, url.path[len(collection) + 1:], query, body
+            self.answer(404, failure(404, "NotFound", "no such path"))
+            return None
+
+        def do_POST(self):
+            if parts := self.parts():
+                self.answer(*cluster.create_job(parts[3]))
+
+        def do_DELETE(self):
+            if parts := self.parts():
+                collection, name, _, body = parts
+                self.answer(*(cluster.delete_job(name, body) if collection == JOBS else
+                              cluster.delete_pod(name, body.get("gracePeriodSeconds"))))
+
+        def do_GET(self):
+            if not (parts := self.parts()):
+                return
+            collection, name, query, _ = parts
+            if query.get("watch") in ("1", "true"):
+                return self.watch(collection, query)
+            with cluster.lock:
+                if name:
+                    item = cluster.objects[collection].get(name)
+                    answer = (200, copy.deepcopy(item)) if item else (404, failure(404, "NotFound", f'"{name}" not found'))
+                else:
+                    items = [copy.deepcopy(item) for item in cluster.objects[collection].values() if matches(item, query)]
+                    answer = (200, {"kind": "List", "metadata": {"resourceVersion": str(cluster.version)}, "items": items})
+            self.answer(*answer)
+
+        def watch(self, collection, query):
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            sent, ends = int(query["resourceVersion"]), time.monotonic() + float(query.get("timeoutSeconds", 60))
+            while not cluster.away and time.monotonic() < ends:
+                with cluster.lock:
+                    cluster.lock.wait_for(lambda: cluster.version > sent, timeout=0.5)
+                    events = [(kind, item) for version, of, kind, item in cluster.history if of == collection and version > sent]
+                    sent = cluster.version
+                for kind, item in events:
+                    if matches(item, query):
+                        line = json.dumps({"type": kind, "object": item}).encode() + b"\n"
+                        self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+                        self.wfile.flush()
+            self.wfile.write(b"0\r\n\r\n")
+            self.close_connection = True
+
+    return Handler
