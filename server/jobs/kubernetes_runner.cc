@@ -1,5 +1,6 @@
 #include "server/jobs/kubernetes_runner.h"
 
+#include <algorithm>
 #include <functional>
 #include <initializer_list>
 #include <map>
@@ -92,6 +93,7 @@ struct Attempt {
   bool seen = false;         // the Job was in the cache
   bool calling = false;      // a call for this attempt is in progress
   bool has_begun = false;    // a pod has run
+  bool lacks_pod = false;    // the Job controller should have created one
   bool stop = false;         // kTerminate was sent
   bool kill = false;         // kKill was sent
   bool deleting = false;     // the Job is deleted at the wish of this server
@@ -102,10 +104,9 @@ struct Attempt {
   std::vector<std::string> refusals = {};
   absl::Duration started = {};                            // monotonic, as all below
   absl::Duration not_before = -absl::InfiniteDuration();  // of the next call
-  absl::Duration created_at = {};
   std::optional<absl::Duration> broken_since = {}, lost_since = {};
-  absl::Duration looked_for_refusals = -absl::InfiniteDuration();
-  absl::Duration killed_at = -absl::InfiniteDuration();
+  // Not before: a look for the Job by name, a look for events of the Job, another kill.
+  absl::Duration look_for_job_at = {}, look_for_refusals_at = {}, kill_at = {};
 };
 
 class KubernetesRunner : public Runner {
@@ -201,6 +202,7 @@ class KubernetesRunner : public Runner {
                     .has_begun = adopted && Exists(request, store::kAttemptClaimFile)};
     attempt.state.handle = handle;
     attempt.started = Now();
+    attempt.look_for_refusals_at = attempt.started + options_.quiet_start;
     base::MutexLock lock(mutex_);
     attempts_.erase(request.directory);
     attempts_.emplace(request.directory, std::move(attempt));
@@ -212,18 +214,30 @@ class KubernetesRunner : public Runner {
     Wake();
   }
   // Calls Reconcile soon, on the client's thread.
-  void Wake(absl::Duration after = absl::ZeroDuration()) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (after == absl::ZeroDuration() && std::exchange(woken_, true)) return;
-    client_.RunAfter(after, [this, now = after == absl::ZeroDuration()] {
+  void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (std::exchange(woken_, true)) return;
+    client_.RunAfter(absl::ZeroDuration(), [this] {
       base::MutexLock lock(mutex_);
-      if (now) woken_ = false;
-      if (open_) Reconcile();
+      woken_ = false;
+      Reconcile();
+    });
+  }
+  // Calls Reconcile at this time. Each round asks again for the times that it waits for, so one timer, for the earliest
+  // of them, is enough.
+  void WakeAt(absl::Duration when) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (wakes_at_ <= when) return;
+    wakes_at_ = when;
+    client_.RunAfter(std::max(absl::ZeroDuration(), when - Now()), [this, when] {
+      base::MutexLock lock(mutex_);
+      if (wakes_at_ == when) wakes_at_ = absl::InfiniteDuration();
+      Reconcile();
     });
   }
 
   // Compares what the cluster has with what it should have, and begins the calls that are needed. Any change of either
   // leads here, so a call that was lost is repeated.
   void Reconcile() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!open_) return;
     Pods pods;
     for (const Object& pod : pods_->Snapshot()) pods[JobOf(*pod)].push_back(pod);
     std::set<std::string> names;
@@ -253,6 +267,7 @@ class KubernetesRunner : public Runner {
     for (const Object& pod : pods) objects.pods.push_back(pod.get());
     const ClusterView view = ViewOf(objects);
     attempt.has_begun = view.has_begun;
+    attempt.lacks_pod = pods.empty() && (view.phase == View::kPending || view.phase == View::kBroken);
     if (view.phase != View::kBroken && attempt.created) attempt.broken_since.reset();
     if (!view.node_lost) attempt.lost_since.reset();
     attempt.state.waiting_for.clear();
@@ -284,16 +299,16 @@ class KubernetesRunner : public Runner {
 
   void Wait(Attempt& attempt, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     attempt.state.phase = State::kStarting;
-    const absl::Duration left = attempt.started + options_.quiet_start - Now();
-    if (left > absl::ZeroDuration()) return Wake(left);
+    const absl::Duration until = attempt.started + options_.quiet_start;
+    if (Now() < until) return WakeAt(until);
     attempt.state.waiting_for = why;
   }
 
   void ObserveBroken(Attempt& attempt, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!attempt.broken_since.has_value()) attempt.broken_since = Now();
-    const absl::Duration left = *attempt.broken_since + options_.start_timeout - Now();
-    if (left <= absl::ZeroDuration()) return End(attempt, {.cause = Cause::kNotStarted, .failure = why});
-    Wake(left);
+    const absl::Duration until = *attempt.broken_since + options_.start_timeout;
+    if (Now() >= until) return End(attempt, {.cause = Cause::kNotStarted, .failure = why});
+    WakeAt(until);
     Wait(attempt, std::string(why.message()));
   }
 
@@ -301,8 +316,8 @@ class KubernetesRunner : public Runner {
     if (view.has_begun) attempt.state.phase = State::kRunning;
     if (!view.node_lost) return;
     if (!attempt.lost_since.has_value()) attempt.lost_since = Now();
-    const absl::Duration left = *attempt.lost_since + options_.lost_node_timeout - Now();
-    if (left > absl::ZeroDuration()) return Wake(left);
+    const absl::Duration until = *attempt.lost_since + options_.lost_node_timeout;
+    if (Now() < until) return WakeAt(until);
     End(attempt, {.cause = Cause::kNodeLost, .detail = view.message});
   }
 
@@ -321,8 +336,7 @@ class KubernetesRunner : public Runner {
   // Begins the next call that the attempt needs, if any.
   void Act(Attempt& attempt, const Object& job, const std::vector<Object>& pods) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (attempt.calling) return;
-    const absl::Duration now = Now();
-    if (now < attempt.not_before) return;  // The failed call has asked for another round.
+    if (Now() < attempt.not_before) return WakeAt(attempt.not_before);
     const bool ended = attempt.state.phase == State::kEnded;
     if (job != nullptr && (attempt.forgotten || attempt.stop) && !attempt.deleting) return Delete(attempt);
     if (attempt.kill && !ended) return Kill(attempt, pods);
@@ -332,7 +346,7 @@ class KubernetesRunner : public Runner {
       if (!attempt.adopted || (jobs_->synced() && pods_->synced())) Create(attempt);
     } else if (!attempt.seen) {
       LookForJob(attempt);
-    } else if (pods.empty() && job != nullptr && !attempt.has_begun) {
+    } else if (attempt.lacks_pod) {
       LookForRefusals(attempt);
     }
   }
@@ -352,9 +366,7 @@ class KubernetesRunner : public Runner {
   }
   // A call failed: the next one waits.
   void Pause(Attempt& attempt, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const absl::Duration pause = attempt.backoff.Next();
-    attempt.not_before = Now() + pause;
-    Wake(pause);
+    attempt.not_before = Now() + attempt.backoff.Next();
     if (attempt.backoff.num_failures() > 1) return;
     base::LogWarning("a call of the cluster's API server failed, will retry",
                      {{"job", attempt.request.job_id}, {"why", std::string(why.message())}});
@@ -369,8 +381,8 @@ class KubernetesRunner : public Runner {
         one.trouble.clear();
         one.created = true;
         // A Job that was there already may be a stranger's, which the watch does not show.
-        one.created_at = answer.ok() ? Now() : Now() - kLookForJob;
-        return Wake(kLookForJob);
+        one.look_for_job_at = answer.ok() ? Now() + kLookForJob : Now();
+        return;
       }
       Pause(one, answer.status());
       if (one.state.phase == State::kEnded) return;
@@ -399,10 +411,9 @@ class KubernetesRunner : public Runner {
   }
 
   void Kill(Attempt& attempt, const std::vector<Object>& pods) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (Now() - attempt.killed_at < kKillAgain) return;
+    if (Now() < attempt.kill_at) return WakeAt(attempt.kill_at);
     for (const Object& pod : pods) {
-      attempt.killed_at = Now();
-      Wake(kKillAgain);
+      attempt.kill_at = Now() + kKillAgain;
       const auto done = [this](Attempt& one, const absl::StatusOr<Json>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         if (!answer.ok() && !absl::IsNotFound(answer.status())) Pause(one, answer.status());
       };
@@ -411,28 +422,20 @@ class KubernetesRunner : public Runner {
   }
 
   void LookForJob(Attempt& attempt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const absl::Duration left = attempt.created_at + kLookForJob - Now();
-    if (left > absl::ZeroDuration()) return Wake(left);
+    if (Now() < attempt.look_for_job_at) return WakeAt(attempt.look_for_job_at);
     const auto done = [this](Attempt& one, const absl::StatusOr<Json>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      one.created_at = Now();
+      one.look_for_job_at = Now() + kLookForJob;
       if (absl::IsNotFound(answer.status())) one.seen = true;  // Created and deleted before the watch showed it.
       if (answer.ok() && !IsOurs(one, *answer)) return EndOfStranger(one);
       if (!answer.ok() && !absl::IsNotFound(answer.status())) Pause(one, answer.status());
-      Wake(kLookForJob);
     };
     Sent(attempt, api_.GetJob(attempt.name, Then(attempt, done)));
   }
 
   // The Job controller reports only by events that it cannot create a pod.
   void LookForRefusals(Attempt& attempt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (Now() - attempt.looked_for_refusals < kLookForRefusals) return;
-    const bool first = attempt.looked_for_refusals == -absl::InfiniteDuration();
-    attempt.looked_for_refusals = Now();
-    Wake(kLookForRefusals);
-    if (first && Now() - attempt.started < options_.quiet_start) {
-      attempt.looked_for_refusals = Now() - kLookForRefusals + options_.quiet_start;
-      return Wake(options_.quiet_start);
-    }
+    if (Now() < attempt.look_for_refusals_at) return WakeAt(attempt.look_for_refusals_at);
+    attempt.look_for_refusals_at = Now() + kLookForRefusals;
     const auto done = [this](Attempt& one, const absl::StatusOr<Json>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       if (answer.ok()) one.refusals = RefusalsIn(*answer);
     };
@@ -449,27 +452,39 @@ class KubernetesRunner : public Runner {
   // Deletes this server's Jobs that belong to no attempt: a server was killed between the record of an end and the
   // deletion, or its request to create the Job arrived after its own end.
   void Sweep(const std::set<std::string>& names) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    std::map<std::string, absl::Duration> next;
     for (const Object& job : jobs_->Snapshot()) {
       const std::string name = Metadata(*job, {"name"}), uid = Metadata(*job, {"uid"});
-      if (names.contains(name) || !swept_.insert(uid).second) continue;
+      if (names.contains(name)) continue;
+      const auto before = swept_.find(uid);
+      absl::Duration& at = next.try_emplace(uid, before == swept_.end() ? Now() : before->second).first->second;
+      if (Now() < at) {
+        WakeAt(at);
+        continue;
+      }
+      at = absl::InfiniteDuration();
       base::LogInfo("deleting a trainer's Job whose attempt is over", {{"name", name}});
       const auto done = [this, uid](const absl::StatusOr<Json>& answer) {
         if (answer.ok() || absl::IsNotFound(answer.status()) || absl::IsAborted(answer.status())) return;
         base::MutexLock lock(mutex_);
-        swept_.erase(uid);
-        Wake(options_.max_pause);
+        swept_[uid] = Now() + options_.max_pause;
+        Wake();
       };
-      if (!api_.DeleteJob(name, uid, kube::Propagation::kBackground, done).ok()) continue;
+      // Refused only for a name that Kubernetes would not take either.
+      api_.DeleteJob(name, uid, kube::Propagation::kBackground, done).IgnoreError();
     }
+    swept_ = std::move(next);
   }
 
   const KubernetesRunnerOptions options_;
   base::Mutex mutex_;
   std::map<std::string, Attempt> attempts_ ABSL_GUARDED_BY(mutex_);  // by directory
-  std::set<std::string> swept_ ABSL_GUARDED_BY(mutex_);              // UIDs
-  bool open_ ABSL_GUARDED_BY(mutex_) = false;                        // the caches exist
-  bool woken_ ABSL_GUARDED_BY(mutex_) = false;                       // a Reconcile is due
-  bool recovered_ ABSL_GUARDED_BY(mutex_) = false;                   // every attempt of an earlier server was adopted
+  // Jobs that Sweep deletes: when to try again, by UID.
+  std::map<std::string, absl::Duration> swept_ ABSL_GUARDED_BY(mutex_);
+  bool open_ ABSL_GUARDED_BY(mutex_) = false;   // the caches exist
+  bool woken_ ABSL_GUARDED_BY(mutex_) = false;  // a Reconcile is due
+  absl::Duration wakes_at_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteDuration();
+  bool recovered_ ABSL_GUARDED_BY(mutex_) = false;  // every attempt of an earlier server was adopted
   // In this order: the caches end before the client, and the client's callbacks before all of the above.
   kube::ApiClient client_;
   kube::JobsApi api_;

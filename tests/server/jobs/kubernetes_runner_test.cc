@@ -191,8 +191,9 @@ TEST_F(KubernetesRunnerTest, NextServerAdoptsWhatRunsAndRemovesWhatIsOver) {
   EXPECT_TRUE(Reaches(runs, TrainerPhase::kRunning));
   EXPECT_EQ(Poll(runs).handle, handle);
   EXPECT_EQ(NumDeletes(), 0) << "other attempts may still be adopted";
+  server_.Fail(1, RequestKind::kDelete, {.status = 500});
   runner_->ReapStrays();
-  ASSERT_TRUE(Soon([&] { return NumDeletes() == 1; }));
+  ASSERT_TRUE(Soon([&] { return NumDeletes() == 2; }));
   EXPECT_THAT(DeleteTarget(), HasSubstr("nibble-job-b-1"));
   EXPECT_EQ(NumPosts(), 1);
 }

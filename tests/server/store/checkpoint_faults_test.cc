@@ -155,6 +155,35 @@ TEST(CheckpointBitsTest, TruncationAtAnySizeIsFound) {  // R12
   }
 }
 
+// A trainer on a node that does not answer (docs/faults.md, R30).
+TEST(LostAttemptTest, TrainerThatLivesOnCannotWriteAndItsCheckpointsStay) {
+  auto& files = base::RealFileSystem();
+  const nibble::testing::TempDirectory temp;
+  const std::string attempts = temp.path(), first = temp / "1";
+  ASSERT_TRUE(files.CreateDirectories(first + "/checkpoints").ok());
+  ASSERT_TRUE(Save(files, first, 1, "one").ok());
+  EXPECT_FALSE(IsLost(files, first));
+  for (int i = 0; i < 2; ++i) {  // The second time after a server that was killed.
+    const absl::Status lost = LoseAttempt(files, first);
+    ASSERT_TRUE(lost.ok()) << lost;
+    EXPECT_TRUE(IsLost(files, first));
+    EXPECT_FALSE(Save(files, first, 2, "two").ok());
+    EXPECT_FALSE(files.CreateDirectories(first + "/checkpoints").ok());
+  }
+  const auto newest = FindNewestCheckpoint(files, attempts);
+  ASSERT_TRUE(newest.ok() && newest->has_value());
+  EXPECT_EQ((*newest)->attempt, 1);
+  EXPECT_EQ((*newest)->directory, first + ".lost/checkpoints/step-00000001");
+  EXPECT_TRUE(CollectAttempts(files, attempts, 0).ok());
+  EXPECT_EQ(ListAllCheckpoints(files, attempts)->size(), 1u);
+  EXPECT_TRUE(CheckpointsKey(attempts).has_value());
+  // Killed between the rename and the file, and the trainer made the directory again meanwhile.
+  std::filesystem::remove(first);
+  ASSERT_TRUE(files.CreateDirectories(first + "/checkpoints").ok());
+  EXPECT_TRUE(LoseAttempt(files, first).ok());
+  EXPECT_TRUE(std::filesystem::is_regular_file(first));
+}
+
 TEST(FailpointFilesTest, RejectsMalformedSpecs) {
   for (const char* spec : {"", ":", "a", "a:1", "a:0:before", "a:x:before", "a:1:later", ":1:before",
                            "a:1:", "a:1x:stop", "a:1:stop,", ",a:1:stop", "a:1:stop,b"}) {
