@@ -18,7 +18,7 @@ MAY = {
     "model": ["base", "text"],
     "store": ["base", "model"],
     "data": ["base", "text", "model"],
-    "jobs": ["base", "telemetry", "store", "model"],
+    "jobs": ["base", "telemetry", "store", "model", "kube"],
     "plan": ["base", "telemetry", "text", "model", "store", "data", "jobs", "convert", "registry"],
     "convert": ["base", "text", "model"],
     "serve": ["base", "text", "model"],
