@@ -23,6 +23,10 @@ absl::StatusOr<std::unique_ptr<jobs::Runner>> MakeClusterRunner(const AppOptions
     return absl::InvalidArgumentError(
         "--trainer_templates: wanted a file of trainer templates with --runner kubernetes");
   }
+  if (flags.server_name.empty()) {
+    return absl::InvalidArgumentError(
+        "--kubernetes_server_name: wanted a name that no other server of the namespace has, with --runner kubernetes");
+  }
   jobs::KubernetesRunnerOptions runner;
   NIBBLE_ASSIGN_OR_RETURN(runner.access, kube::ClusterAccessOf(flags.cluster, options.environment));
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, base::RealFileSystem().Read(flags.templates, kMaxTemplateBytes));
@@ -31,7 +35,12 @@ absl::StatusOr<std::unique_ptr<jobs::Runner>> MakeClusterRunner(const AppOptions
     return absl::InvalidArgumentError(
         base::StrCat("--trainer_templates: ", flags.templates, ": ", templates.status().message()));
   }
-  runner.jobs = {.server = flags.server_name, .queue = flags.queue, .templates = *std::move(templates)};
+  // The server deletes the pod at the end of its own grace period.
+  constexpr double kAfterGrace = 10;
+  runner.jobs = {.server = flags.server_name,
+                 .queue = flags.queue,
+                 .grace_seconds = static_cast<std::int64_t>(options.pause_grace_s + kAfterGrace),
+                 .templates = *std::move(templates)};
   runner.start_timeout = absl::Seconds(flags.start_timeout_s);
   runner.lost_node_timeout = absl::Seconds(flags.lost_node_timeout_s);
   base::LogInfo("trainers run as Kubernetes Jobs",

@@ -188,6 +188,7 @@ int main(int argc, char** argv) {
   options.drain = absl::Seconds(seconds.drain);
   options.job_grace = absl::Seconds(seconds.job_grace);
   if (options.trainer_path.empty()) options.trainer_path = TrainerBesideMe();
+  if (options.runner == "kubernetes") options.trainer_path = "nibble-trainer";  // in the image of the templates
   SetOpenMp(options.threads, argv);
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) options.environment.emplace_back(*entry);
 

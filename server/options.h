@@ -26,9 +26,9 @@ struct SecurityOptions {
 
 // --runner kubernetes.
 struct KubernetesOptions {
-  std::string templates;               // file: {"cpu": JOB, "cuda": JOB} (jobs/kubernetes_job.h)
-  std::string server_name = "nibble";  // label of this server's Jobs
-  std::string queue;                   // Kueue's LocalQueue; "": without Kueue
+  std::string templates;    // file: {"cpu": JOB, "cuda": JOB} (jobs/kubernetes_job.h)
+  std::string server_name;  // label of this server's Jobs
+  std::string queue;        // Kueue's LocalQueue; "": without Kueue
   kube::ClusterOptions cluster;
   double start_timeout_s = 300;      // for an image, configuration or right that is wrong
   double lost_node_timeout_s = 300;  // then the attempt of a node that does not answer is given up

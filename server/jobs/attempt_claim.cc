@@ -51,6 +51,12 @@ absl::StatusOr<AttemptClaim> AttemptClaim::Take(const std::string& attempt_direc
   return claim;
 }
 
+std::string ClaimHolder(const std::string& attempt_directory) {
+  return base::RealFileSystem()
+      .Read(base::JoinPath(attempt_directory, store::kAttemptClaimFile), kMaxHolderBytes)
+      .value_or("");
+}
+
 bool AttemptClaim::held() const {
   const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return errno != ENOENT && errno != ENOTDIR;  // ENOTDIR: a file has replaced the attempt's directory

@@ -43,6 +43,7 @@ bool MayBeOutOfMemory(const LiveAttempt& live, const TrainerEnd& end) {
   return end.cause == Cause::kUnknown || (end.cause == Cause::kSignaled && end.value == SIGKILL);
 }
 
+constexpr absl::Duration kWarnWaitingAgain = absl::Minutes(5);
 // Wait before a start that could not be recorded is retried: a full disk may stay full, and each try hashes the
 // checkpoint.
 constexpr absl::Duration kStartAgain = absl::Seconds(1);
@@ -218,6 +219,8 @@ void AttemptSupervisor::RecordHandle(Live& live, const std::string& handle) {
 
 void AttemptSupervisor::WarnWaiting(Live& live, const std::string& waiting_for) {
   if (waiting_for.empty() || waiting_for == live.waiting_for) return;
+  // The cluster changes its words often ("0/101 nodes are available").
+  if (!live.waiting_for.empty() && clock_.Monotonic() - live.warned_waiting < kWarnWaitingAgain) return;
   const WarningEvent warning{.reason = "WAITING_FOR_RESOURCES", .message = waiting_for};
   if (absl::Status warned = Append(live, {ServerEvent(live.attempt, clock_.Now(), warning)}); !warned.ok()) {
     base::LogWarning("cannot record why a trainer waits",
@@ -225,6 +228,7 @@ void AttemptSupervisor::WarnWaiting(Live& live, const std::string& waiting_for) 
     return;  // the next Tick tries again
   }
   live.waiting_for = waiting_for;
+  live.warned_waiting = clock_.Monotonic();
   hub_.Notify(live.job_id);
 }
 
@@ -768,7 +772,7 @@ absl::StatusOr<AttemptSupervisor::Finding> AttemptSupervisor::Examine(const Ende
   Verdict& verdict = finding.verdict;
   verdict = Judge(ended.end, finding.outcome);
   if (verdict.kind == Kind::kSucceeded) return finding;
-  if (live.hung && verdict.kind != Kind::kFailed) {
+  if (live.hung && verdict.kind != Kind::kFailed && ended.end.cause != Cause::kNodeLost) {
     // Counts even if the trainer wrote a checkpoint after SIGTERM: a job that hangs every time must run out of retries.
     verdict = {Kind::kRetry, "DEADLINE_EXCEEDED", "NO_PROGRESS", "stopped: the trainer made no progress for too long"};
   } else if (verdict.reason == "OUT_OF_MEMORY" && !finding.outcome.has_value()) {

@@ -50,6 +50,8 @@ class AttemptSupervisor {
   // After a restart: takes over a job with HasTrainer(state). If its trainer has ended meanwhile, Tick settles the
   // attempt.
   absl::Status Adopt(const StoredJob& job);
+  // Call after the last Adopt.
+  void Recovered() { runner_.Recovered(); }
   // Removes unfinished files of a job's attempts: incomplete writes, and removals that a killed server did not finish.
   // Skips attempt `living`, whose trainer may still write (0: no attempt has a trainer).
   void Collect(const std::string& job_id, std::int64_t living) const;

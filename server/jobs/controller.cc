@@ -133,6 +133,7 @@ absl::Status JobController::Recover() {
     if (HasTrainer(job.state)) NIBBLE_RETURN_IF_ERROR(supervisor_.Adopt(job));
     if (job.state == JobState::kQueued) NIBBLE_RETURN_IF_ERROR(supervisor_.ResumeBackoff(job));
   }
+  supervisor_.Recovered();
   CollectDeleted();
   // Oldest first. This step comes last, because from here on other threads change jobs too.
   for (auto job = open.rbegin(); job != open.rend(); ++job) {

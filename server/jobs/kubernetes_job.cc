@@ -1,6 +1,7 @@
 #include "server/jobs/kubernetes_job.h"
 
 #include <cstdint>
+#include <initializer_list>
 #include <utility>
 
 #include "server/base/status_macros.h"
@@ -28,6 +29,28 @@ Json* TrainerContainer(Json& job) {
     if (container.is_object() && container.value("name", Json()) == kTrainerContainer) return &container;
   }
   return nullptr;
+}
+
+// Everything that MakeTrainerJob enters must be absent or an object.
+absl::Status CheckObjects(Json& job, const char* device) {
+  const auto check = [&](Json* at, std::string path, std::initializer_list<const char*> keys) {
+    for (const char* key : keys) {
+      if (!at->is_object()) break;
+      if (!at->contains(key)) return absl::OkStatus();
+      at = &(*at)[key];
+      path += StrCat(path.empty() ? "" : ".", key);
+    }
+    if (at->is_object()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        StrCat("trainer templates: ", device, ": ", path.empty() ? "the Job" : path, " is not an object"));
+  };
+  NIBBLE_RETURN_IF_ERROR(check(&job, "", {"metadata", "labels"}));
+  NIBBLE_RETURN_IF_ERROR(check(&job, "", {"spec", "template", "metadata", "labels"}));
+  NIBBLE_RETURN_IF_ERROR(check(&job, "", {"spec", "template", "spec"}));
+  Json* container = TrainerContainer(job);
+  if (container == nullptr) return absl::OkStatus();
+  NIBBLE_RETURN_IF_ERROR(check(container, "the trainer's container", {"resources", "requests"}));
+  return check(container, "the trainer's container", {"resources", "limits"});
 }
 
 // Rules of the Job controller, in order. A pod that the cluster disrupts ends the Job: Ignore or Count would start a
@@ -74,6 +97,7 @@ absl::StatusOr<std::map<std::string, Json>> ParseTrainerTemplates(std::string_vi
   for (const char* device : {"cpu", "cuda"}) {
     if (!parsed.is_object() || !parsed.contains(device)) continue;
     Json job = parsed[device];
+    NIBBLE_RETURN_IF_ERROR(CheckObjects(job, device));
     if (TrainerContainer(job) == nullptr) {
       return absl::InvalidArgumentError(StrCat("trainer templates: ", device,
                                                ": spec.template.spec.containers has no container named \"",
@@ -110,7 +134,9 @@ absl::StatusOr<Json> MakeTrainerJob(const TrainerJobs& jobs, const TrainerReques
   spec["podFailurePolicy"] = FailurePolicy();
   // If no server removes the Job, the cluster does.
   if (!spec.contains("ttlSecondsAfterFinished")) spec["ttlSecondsAfterFinished"] = 86'400;
-  spec["template"]["spec"]["restartPolicy"] = "Never";
+  Json& pod = spec["template"]["spec"];
+  pod["restartPolicy"] = "Never";
+  if (!pod.contains("terminationGracePeriodSeconds")) pod["terminationGracePeriodSeconds"] = jobs.grace_seconds;
   Json& container = *TrainerContainer(job);
   container["args"] = Json::array({StrCat("--job_dir=", request.directory)});
   SetEnvironment(container, *base::ParseJson(

@@ -1,5 +1,6 @@
 // The Kubernetes Job of an attempt.
 #pragma once
+#include <cstdint>
 #include <map>
 #include <string>
 
@@ -19,8 +20,9 @@ inline constexpr char kQueueLabel[] = "kueue.x-k8s.io/queue-name";
 std::string TrainerJobName(const TrainerRequest& request);
 
 struct TrainerJobs {
-  std::string server;  // the label of this installation's Jobs
-  std::string queue;   // Kueue's LocalQueue; "": without Kueue
+  std::string server;               // the label of this installation's Jobs
+  std::string queue;                // Kueue's LocalQueue; "": without Kueue
+  std::int64_t grace_seconds = 70;  // of a pod, from SIGTERM to SIGKILL, if the template has none
   // By device ("cpu", "cuda"): a batch/v1 Job with the operator's choices (image, volumes, resources other than CPU and
   // memory, node selector, tolerations, security context).
   std::map<std::string, base::Json> templates;

@@ -15,7 +15,9 @@
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/jobs/attempt_claim.h"
 #include "server/jobs/kubernetes_view.h"
+#include "server/jobs/stray_processes.h"
 #include "server/kube/api_client.h"
 #include "server/kube/backoff.h"
 #include "server/kube/jobs_api.h"
@@ -34,6 +36,9 @@ using View = ClusterView::Phase;
 using Object = kube::ObjectCache::Object;
 
 constexpr absl::Duration kLookForRefusals = absl::Seconds(10);
+constexpr char kMe[] = "nibbled";  // holder of the claims that a server takes
+// The server sends a bookmark about once a minute.
+constexpr absl::Duration kFresh = absl::Seconds(90);
 constexpr absl::Duration kKillAgain = absl::Seconds(5);
 // A created Job that the watch has not shown after this time is read by name: it may have been deleted meanwhile.
 constexpr absl::Duration kLookForJob = absl::Seconds(5);
@@ -89,10 +94,12 @@ struct Attempt {
   std::string name;  // of its Job
   kube::Backoff backoff;
   bool adopted = false;      // started by an earlier server
+  bool posted = false;       // the API server may have the Job: a POST was not refused
   bool created = false;      // the API server has, or had, the Job
   bool seen = false;         // the Job was in the cache
   bool calling = false;      // a call for this attempt is in progress
   bool has_begun = false;    // a pod has run
+  bool was_lost = false;     // the cluster said that its node does not answer
   bool lacks_pod = false;    // the Job controller should have created one
   bool stop = false;         // kTerminate was sent
   bool kill = false;         // kKill was sent
@@ -136,6 +143,10 @@ class KubernetesRunner : public Runner {
   absl::StatusOr<bool> Adopt(const TrainerRequest& request, const std::string& recorded) override {
     // Without an order there never was a Job: the server died before it wrote one.
     if (!Exists(request, store::kAttemptFile)) return false;
+    if (!recorded.empty() && !recorded.starts_with(TrainerJobName(request) + "/")) {
+      return absl::FailedPreconditionError(StrCat("the trainer of ", request.directory, " is \"", recorded,
+                                                  "\", not a Job: start nibbled with the --runner that began it"));
+    }
     Add(request, /*adopted=*/true, recorded);
     return true;
   }
@@ -166,11 +177,13 @@ class KubernetesRunner : public Runner {
 
   bool outlives_server() const override { return true; }
 
-  void ReapStrays() override {
+  void Recovered() override {
     base::MutexLock lock(mutex_);
-    if (std::exchange(recovered_, true)) return;
+    recovered_ = true;
     Wake();
   }
+
+  void ReapStrays() override { ReapStrayChildren({}); }  // no trainer is a child
 
  private:
   // Pods by the name of their Job.
@@ -186,6 +199,10 @@ class KubernetesRunner : public Runner {
                                                                         .clock = options_.clock});
   }
 
+  static bool ClaimedByTrainer(const std::string& directory) {
+    const std::string holder = ClaimHolder(directory);
+    return !holder.empty() && holder != kMe;
+  }
   static bool Exists(const TrainerRequest& request, const char* file) {
     return base::RealFileSystem().Exists(base::JoinPath(request.directory, file));
   }
@@ -199,7 +216,7 @@ class KubernetesRunner : public Runner {
                     .name = name,
                     .backoff = kube::Backoff(options_.min_pause, options_.max_pause, seed),
                     .adopted = adopted,
-                    .has_begun = adopted && Exists(request, store::kAttemptClaimFile)};
+                    .has_begun = adopted && ClaimedByTrainer(request.directory)};
     attempt.state.handle = handle;
     attempt.started = Now();
     attempt.look_for_refusals_at = attempt.started + options_.quiet_start;
@@ -240,17 +257,20 @@ class KubernetesRunner : public Runner {
     if (!open_) return;
     Pods pods;
     for (const Object& pod : pods_->Snapshot()) pods[JobOf(*pod)].push_back(pod);
+    // One collection without the other may show an end that is none, or another cause of it.
+    const bool synced = jobs_->synced() && pods_->synced();
     std::set<std::string> names;
     for (auto it = attempts_.begin(); it != attempts_.end();) {
       Attempt& attempt = it->second;
       names.insert(attempt.name);
-      const Object job = jobs_->Find(attempt.name);
-      Observe(attempt, job, pods[attempt.name]);
-      const bool done = attempt.forgotten && job == nullptr && !attempt.calling && jobs_->synced();
+      Object job = jobs_->Find(attempt.name);
+      if (synced) Observe(attempt, job, pods[attempt.name]);
+      if (job != nullptr && !IsOurs(attempt, *job)) job = nullptr;  // never touched
+      const bool done = attempt.forgotten && job == nullptr && !attempt.calling && synced;
       if (!done) Act(attempt, job, pods[attempt.name]);
       it = done ? attempts_.erase(it) : std::next(it);
     }
-    if (recovered_ && jobs_->synced()) Sweep(names);
+    if (recovered_ && synced) Sweep(names);
   }
 
   // Updates what Poll returns.
@@ -258,8 +278,8 @@ class KubernetesRunner : public Runner {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (attempt.state.phase == State::kEnded) return;
     if (job != nullptr && !attempt.seen) {
-      if (!IsOurs(attempt, *job)) return EndOfStranger(attempt);
-      attempt.seen = attempt.created = true;
+      if (!IsOurs(attempt, *job)) return EndBecauseOfStranger(attempt);
+      attempt.seen = attempt.created = attempt.posted = true;
       attempt.uid = Metadata(*job, {"uid"});
       attempt.state.handle = StrCat(attempt.name, "/", attempt.uid);
     }
@@ -269,10 +289,15 @@ class KubernetesRunner : public Runner {
     attempt.has_begun = view.has_begun;
     attempt.lacks_pod = pods.empty() && (view.phase == View::kPending || view.phase == View::kBroken);
     if (view.phase != View::kBroken && attempt.created) attempt.broken_since.reset();
-    if (!view.node_lost) attempt.lost_since.reset();
+    attempt.was_lost = attempt.was_lost || view.node_lost;
+    const bool silent = view.phase == View::kTerminating && (view.node_lost || attempt.kill);
+    if (!silent) attempt.lost_since.reset();
     attempt.state.waiting_for.clear();
     switch (view.phase) {
-      case View::kEnded: return End(attempt, view.end);
+      case View::kEnded:
+        // The pod of a lost node is gone, but its process may live.
+        if (attempt.was_lost && pods.empty()) return End(attempt, {.cause = Cause::kNodeLost});
+        return End(attempt, view.end);
       case View::kRunning: attempt.state.phase = State::kRunning; return;
       case View::kTerminating: return ObserveTerminating(attempt, view);
       case View::kBroken: return ObserveBroken(attempt, absl::FailedPreconditionError(view.message));
@@ -287,12 +312,20 @@ class KubernetesRunner : public Runner {
     return Metadata(job, {"labels", kServerLabel}) == options_.jobs.server &&
            Metadata(job, {"labels", kJobLabel}) == attempt.request.job_id;
   }
-  void EndOfStranger(Attempt& attempt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void EndBecauseOfStranger(Attempt& attempt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     End(attempt, {.cause = Cause::kNotStarted,
                   .failure = absl::FailedPreconditionError(
                       StrCat("the cluster has a Job ", attempt.name, " that is not this server's"))});
   }
   void End(Attempt& attempt, TrainerEnd end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    // A pod that begins from now on finds the claim taken and writes nothing.
+    if (end.cause == Cause::kNotStarted &&
+        absl::IsAlreadyExists(AttemptClaim::Take(attempt.request.directory, kMe).status()) &&
+        ClaimedByTrainer(attempt.request.directory)) {
+      attempt.has_begun = true;
+      attempt.broken_since.reset();
+      return;
+    }
     attempt.state.phase = State::kEnded;
     attempt.state.end = std::move(end);
   }
@@ -314,7 +347,8 @@ class KubernetesRunner : public Runner {
 
   void ObserveTerminating(Attempt& attempt, const ClusterView& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (view.has_begun) attempt.state.phase = State::kRunning;
-    if (!view.node_lost) return;
+    // A pod that stays after a kill is on a node that does not answer, whether or not the cluster says so.
+    if (!view.node_lost && !attempt.kill) return;
     if (!attempt.lost_since.has_value()) attempt.lost_since = Now();
     const absl::Duration until = *attempt.lost_since + options_.lost_node_timeout;
     if (Now() < until) return WakeAt(until);
@@ -323,13 +357,21 @@ class KubernetesRunner : public Runner {
 
   // There is neither a Job nor a pod.
   void ObserveAbsent(Attempt& attempt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (!jobs_->synced() || !pods_->synced()) return;
-    if (attempt.seen) return End(attempt, {.cause = Cause::kDeleted});
-    if (attempt.stop && !attempt.created && !attempt.calling) return End(attempt, {.cause = Cause::kDeleted});
+    // A watch that has silently died does not show a pod that runs.
+    const absl::Duration fresh_until = pods_->last_contact() + kFresh;
+    const auto deleted = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      if (Now() > fresh_until) return WakeAt(Now() + kLookForJob);
+      if (attempt.was_lost) return End(attempt, {.cause = Cause::kNodeLost});
+      if (!attempt.stop) return End(attempt, {.cause = Cause::kDeleted});
+      End(attempt, {.cause = Cause::kUnknown, .detail = "this server deleted its Job"});
+    };
+    if (attempt.seen) return deleted();
+    if (attempt.stop && !attempt.posted && !attempt.calling) return deleted();
     // A pod, an outcome or a handle shows that the Job of an adopted attempt existed.
-    const bool existed =
-        attempt.has_begun || !attempt.state.handle.empty() || Exists(attempt.request, store::kOutcomeFile);
-    if (attempt.adopted && !attempt.created && existed) return End(attempt, {.cause = Cause::kDeleted});
+    if (attempt.adopted && !attempt.created &&
+        (attempt.has_begun || !attempt.state.handle.empty() || Exists(attempt.request, store::kOutcomeFile))) {
+      return deleted();
+    }
     if (!attempt.trouble.empty()) Wait(attempt, attempt.trouble);
   }
 
@@ -338,13 +380,14 @@ class KubernetesRunner : public Runner {
     if (attempt.calling) return;
     if (Now() < attempt.not_before) return WakeAt(attempt.not_before);
     const bool ended = attempt.state.phase == State::kEnded;
-    if (job != nullptr && (attempt.forgotten || attempt.stop) && !attempt.deleting) return Delete(attempt);
-    if (attempt.kill && !ended) return Kill(attempt, pods);
-    if (ended || attempt.forgotten || (attempt.stop && !attempt.created)) return;
-    if (!attempt.created) {
+    if (job != nullptr && (attempt.forgotten || attempt.stop) && !attempt.deleting)
+      return Delete(attempt, Metadata(*job, {"uid"}));
+    if (attempt.kill && !ended && !pods.empty()) return Kill(attempt, pods);
+    if (ended || attempt.forgotten) return;
+    if (!attempt.created && !attempt.stop) {
       // An adopted attempt may have a Job that the cache does not show yet.
       if (!attempt.adopted || (jobs_->synced() && pods_->synced())) Create(attempt);
-    } else if (!attempt.seen) {
+    } else if (!attempt.seen && attempt.posted) {
       LookForJob(attempt);
     } else if (attempt.lacks_pod) {
       LookForRefusals(attempt);
@@ -385,18 +428,22 @@ class KubernetesRunner : public Runner {
         return;
       }
       Pause(one, answer.status());
+      // Any other failure may be that of the answer.
+      if (IsRefused(answer.status())) one.posted = false;
       if (one.state.phase == State::kEnded) return;
       one.trouble = StrCat("the Job cannot be created: ", answer.status().message());
-      if (IsRefused(answer.status())) ObserveBroken(one, absl::FailedPreconditionError(one.trouble));
+      if (IsRefused(answer.status()) && !IsQuota(one.trouble))
+        ObserveBroken(one, absl::FailedPreconditionError(one.trouble));
     };
+    attempt.posted = true;
     const absl::Status sent = api_.CreateJob(*std::move(job), Then(attempt, done));
     if (sent.ok()) return;
     attempt.calling = false;
     End(attempt, {.cause = Cause::kNotStarted, .failure = sent});
   }
 
-  void Delete(Attempt& attempt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    // Foreground: the Job stays until its pod is gone. Of a recorded end nothing more is wanted.
+  void Delete(Attempt& attempt, const std::string& uid) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    // Foreground: the Job stays until its pod is gone. Once the end is recorded, nothing waits for the pod.
     const auto how = attempt.forgotten ? kube::Propagation::kBackground : kube::Propagation::kForeground;
     const auto done = [this](Attempt& one, const absl::StatusOr<Json>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       const bool gone = absl::IsNotFound(answer.status()) || absl::IsAborted(answer.status());
@@ -407,7 +454,7 @@ class KubernetesRunner : public Runner {
         Pause(one, answer.status());
       }
     };
-    Sent(attempt, api_.DeleteJob(attempt.name, attempt.uid, how, Then(attempt, done)));
+    Sent(attempt, api_.DeleteJob(attempt.name, uid, how, Then(attempt, done)));
   }
 
   void Kill(Attempt& attempt, const std::vector<Object>& pods) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -425,8 +472,10 @@ class KubernetesRunner : public Runner {
     if (Now() < attempt.look_for_job_at) return WakeAt(attempt.look_for_job_at);
     const auto done = [this](Attempt& one, const absl::StatusOr<Json>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       one.look_for_job_at = Now() + kLookForJob;
-      if (absl::IsNotFound(answer.status())) one.seen = true;  // Created and deleted before the watch showed it.
-      if (answer.ok() && !IsOurs(one, *answer)) return EndOfStranger(one);
+      if (absl::IsNotFound(answer.status()) && one.created) one.seen = true;  // deleted before the watch showed it
+      if (absl::IsNotFound(answer.status()) && !one.created) one.posted = false;
+      if (answer.ok() && !IsOurs(one, *answer)) return EndBecauseOfStranger(one);
+      if (answer.ok()) one.created = true;
       if (!answer.ok() && !absl::IsNotFound(answer.status())) Pause(one, answer.status());
     };
     Sent(attempt, api_.GetJob(attempt.name, Then(attempt, done)));
@@ -450,7 +499,7 @@ class KubernetesRunner : public Runner {
   }
 
   // Deletes this server's Jobs that belong to no attempt: a server was killed between the record of an end and the
-  // deletion, or its request to create the Job arrived after its own end.
+  // deletion, or its request to create the Job arrived after the end of that server.
   void Sweep(const std::set<std::string>& names) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     std::map<std::string, absl::Duration> next;
     for (const Object& job : jobs_->Snapshot()) {

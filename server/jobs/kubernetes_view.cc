@@ -8,8 +8,11 @@
 #include <utility>
 
 #include "server/base/strings.h"
+#include "server/jobs/attempt.h"
 
 namespace nibble::jobs {
+
+bool IsQuota(std::string_view refusal) { return refusal.find("exceeded quota") != std::string_view::npos; }
 
 namespace {
 
@@ -88,8 +91,12 @@ TrainerEnd EndOfPod(const Json& pod) {
   const std::optional<int> exit_code =
       code.is_number_integer() ? std::optional<int>(code.get<int>()) : std::optional<int>();
   const Json* disruption = Condition(pod, "DisruptionTarget");
-  // A trainer that was asked to end may still end by itself: with 0 if its work was complete, or after a checkpoint.
-  if (disruption != nullptr) return FromDisruption(*disruption);
+  if (disruption != nullptr) {
+    TrainerEnd end = FromDisruption(*disruption);
+    // The kubelet reported the end, so its node answers.
+    if (exit_code.has_value() && end.cause == Cause::kNodeLost) end.cause = Cause::kEvicted;
+    return end;
+  }
   if (exit_code.has_value()) return FromExitCode(*exit_code);
   // Evicted by the kubelet before the container began: the pod's own status says why.
   if (Text(At(pod, {"status", "reason"})) == "Evicted") {
@@ -170,7 +177,9 @@ ClusterView ViewOf(const ClusterObjects& objects) {
       view.has_begun = view.has_begun || objects.has_begun;
       return view;
     }
-    ended_pod = pod;
+    // A pod that found the attempt claimed says nothing about the trainer.
+    const bool second = At(TrainerStatus(*pod, "terminated"), {"exitCode"}) == kExitClaimed;
+    if (ended_pod == nullptr || !second) ended_pod = pod;
   }
   ClusterView view;
   view.has_begun = objects.has_begun || ended_pod != nullptr;
@@ -193,11 +202,9 @@ ClusterView ViewOf(const ClusterObjects& objects) {
   } else if (suspended) {
     view.phase = Phase::kSuspended;
     view.message = SuspensionOf(job);
-  } else if (objects.refusals.empty()) {
-    view.phase = Phase::kPending;
   } else {
-    view.phase = Phase::kBroken;
-    view.message = objects.refusals.back();
+    if (!objects.refusals.empty()) view.message = objects.refusals.back();
+    view.phase = view.message.empty() || IsQuota(view.message) ? Phase::kPending : Phase::kBroken;
   }
   return view;
 }

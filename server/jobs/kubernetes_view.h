@@ -1,6 +1,7 @@
 // What a Kubernetes Job and its pods say about the trainer of an attempt.
 #pragma once
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "server/base/json.h"
@@ -26,6 +27,9 @@ struct ClusterView {
   bool node_lost = false;  // kTerminating: because its node does not answer
   TrainerEnd end;          // kEnded
 };
+
+// Whether a refusal says that a ResourceQuota is used up: the trainer waits.
+bool IsQuota(std::string_view refusal);
 
 struct ClusterObjects {
   const base::Json* job = nullptr;           // batch/v1 Job; null if there is none

@@ -41,6 +41,7 @@ struct LiveAttempt {
   std::string token;
   std::string handle;                  // of the trainer, as recorded in the database; "" before
   std::string waiting_for;             // why the trainer has not begun, as last reported in an event
+  absl::Duration warned_waiting;       // time of that event
   std::int64_t memory_bytes = 0;       // as planned
   std::int64_t disk_bytes = 0;         // as planned
   std::shared_ptr<const void> memory;  // share of ControllerOptions::memory

@@ -89,6 +89,10 @@ class LocalRunner : public Runner {
   absl::StatusOr<bool> Adopt(const TrainerRequest& request, const std::string& recorded) override {
     const std::string& directory = request.directory;
     NIBBLE_ASSIGN_OR_RETURN(bool held, LockHeld(directory));
+    if (!recorded.empty() && recorded.find_first_not_of("0123456789/") != std::string::npos) {
+      return absl::FailedPreconditionError(StrCat("the trainer of ", directory, " is \"", recorded,
+                                                  "\", not a process: start nibbled with the --runner that began it"));
+    }
     ProcessId id = FromHandle(recorded);
     if (held && id.start_ticks == 0) {
       // The server died before it recorded the process. The child writes its pid before it becomes the trainer.

@@ -69,6 +69,8 @@ class Runner {
   virtual void Send(const std::string& attempt_directory, Signal signal) = 0;
   // The end of the attempt is recorded: the runner may remove what it kept of it. Does nothing for an unknown attempt.
   virtual void Forget(const std::string& attempt_directory) = 0;
+  // Every attempt of an earlier server has been adopted.
+  virtual void Recovered() {}
   // True if trainers go on when a server stops in good order, and the next server adopts them.
   virtual bool outlives_server() const { return false; }
   // Reaps ended orphans, of trainers or others, whose parent is now this process. Never reaps a trainer: Poll returns

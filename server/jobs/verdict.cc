@@ -27,7 +27,8 @@ Verdict Judge(const TrainerEnd& end, const std::optional<Outcome>& outcome) {
   if (outcome.has_value() && outcome->kind != Outcome::Kind::kFailed) return {Kind::kStopped, "", "", ""};
 
   TrainerEnd judged = end;
-  if (end.cause != Cause::kExited && end.cause != Cause::kSignaled && outcome.has_value()) {
+  const bool by_itself = end.cause == Cause::kExited || end.cause == Cause::kSignaled;
+  if (!by_itself && end.cause != Cause::kOutOfMemory && outcome.has_value()) {
     judged = {Cause::kExited, outcome->exit_code};
   }
   Verdict verdict;
@@ -51,7 +52,9 @@ Verdict Judge(const TrainerEnd& end, const std::optional<Outcome>& outcome) {
   switch (judged.cause) {
     case Cause::kUnknown:
       verdict.kind = Kind::kRetry;
-      say("UNAVAILABLE", "ATTEMPT_LOST", "the trainer no longer existed when the server restarted");
+      say("UNAVAILABLE", "ATTEMPT_LOST",
+          judged.detail.empty() ? "the trainer no longer existed when the server restarted"
+                                : StrCat("it is unknown how the trainer ended: ", judged.detail));
       return verdict;
     case Cause::kOutOfMemory:
       verdict.kind = Kind::kRetry;
@@ -74,6 +77,8 @@ Verdict Judge(const TrainerEnd& end, const std::optional<Outcome>& outcome) {
       say("INVALID_ARGUMENT", "TRAINER_REFUSED", "the trainer refused its input without a message; see trainer.log");
       return verdict;
     case kExitTempFail: verdict.kind = Kind::kRetryUncounted; return verdict;
+    case kExitClaimed:
+      return disrupted("ATTEMPT_CLAIMED", "a second pod was started for the attempt, and wrote nothing");
     case kExitOk:
       verdict.kind = Kind::kRetry;
       say("INTERNAL", "NO_OUTCOME", "the trainer exited with 0 but left no outcome");

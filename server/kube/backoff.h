@@ -1,4 +1,4 @@
-// Private to object_cache.cc.
+// Pauses after failed calls of the API server.
 #pragma once
 #include <cstdint>
 #include <optional>

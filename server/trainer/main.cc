@@ -1,4 +1,7 @@
 // nibble-trainer --job_dir DIR runs one attempt of a job, from DIR/attempt.json to DIR/outcome.json.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdlib>
@@ -14,6 +17,7 @@
 #include "server/base/log.h"
 #include "server/jobs/attempt.h"
 #include "server/jobs/attempt_claim.h"
+#include "server/store/layout.h"
 #include "server/trainer/attempt_run.h"
 #include "server/trainer/torch_runtime.h"
 
@@ -22,6 +26,15 @@ namespace {
 volatile std::sig_atomic_t g_terminated = 0;
 
 void OnTerminate(int) { g_terminated = 1; }
+
+// The local runner does this before it starts the trainer. What a pod prints is gone with it.
+void WriteLogTo(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640);
+  if (fd < 0) return;
+  ::dup2(fd, STDOUT_FILENO);
+  ::dup2(fd, STDERR_FILENO);
+  ::close(fd);
+}
 
 int Run(const std::string& directory) {
   using namespace nibble;  // in main.cc only
@@ -61,6 +74,7 @@ int Run(const std::string& directory) {
     if (absl::IsAlreadyExists(claim.status())) return jobs::kExitClaimed;
     return base::Reason(claim.status()) == "DISK_FULL" ? jobs::kExitDiskFull : 1;
   }
+  if (pod != nullptr) WriteLogTo(base::JoinPath(directory, store::kTrainerLogFile));
   auto journal = jobs::JournalWriter::Open(files, base::RealClock(), directory);
   if (!journal.ok()) {
     base::LogError("cannot open the journal", {{"error", std::string(journal.status().message())}});

@@ -17,8 +17,8 @@ from test_kill import check, create, wait_for_own_step, wait_for_step
 
 SAVE = 5
 TEMPLATES = {"cpu": {"spec": {"template": {"spec": {"containers": [{"name": "trainer", "image": "nibble-trainer:test"}]}}}}}
-FLAGS = ["--retry_backoff_scale", "0.01", "--lost_node_timeout_s", "1", "--start_timeout_s", "2", "--no_progress_timeout_s", "20",
-         "--max_running_jobs", "4"]
+FLAGS = ["--retry_backoff_scale", "0.01", "--lost_node_timeout_s", "1", "--kubernetes_server_name", "here", "--start_timeout_s", "2",
+         "--no_progress_timeout_s", "20", "--max_running_jobs", "4"]
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +195,7 @@ def test_flags_of_the_runner_are_checked(tmp_path):
         return str(refused.value)
     assert "--trainer_templates: wanted a file" in refusal()
     (tmp_path / "bad.json").write_text('{"cpu": {}}')
-    cluster = ["--kubernetes_url", "https://127.0.0.1:1", "--kubernetes_namespace", "ml", "--trainer_templates", tmp_path / "bad.json"]
+    cluster = ["--kubernetes_url", "https://127.0.0.1:1", "--kubernetes_server_name", "here", "--kubernetes_namespace", "ml", "--trainer_templates", tmp_path / "bad.json"]
     assert "no container named" in refusal(*cluster)
+    assert "--kubernetes_server_name: wanted" in refusal(*cluster[:2], *cluster[4:])
     assert "https://" in refusal("--kubernetes_url", "http://127.0.0.1:1", *cluster[2:])

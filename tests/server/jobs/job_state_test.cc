@@ -246,6 +246,9 @@ TEST(VerdictTest, ExitCodesAreJudgedByTheTable) {
   EXPECT_EQ(judge(E::kExited, 42, Made(O::kFailed, 42)).reason, "NO_TRAINABLE_TOKENS");
   EXPECT_EQ(judge(E::kExited, 74).kind, V::kRetry);
   EXPECT_EQ(judge(E::kExited, 74).reason, "DISK_FULL");  // R8: no room even for the outcome
+  EXPECT_EQ(judge(E::kExited, 73).kind, V::kRetryUncounted);
+  EXPECT_EQ(judge(E::kExited, 73).reason, "ATTEMPT_CLAIMED");
+  EXPECT_EQ(judge(E::kOutOfMemory, 0, Made(O::kFailed, 42)).kind, V::kRetry) << "as for any signal";
   for (const int code : {137, 139, 255}) EXPECT_EQ(judge(E::kExited, code).kind, V::kRetry) << code;
   EXPECT_EQ(judge(E::kExited, 75).kind, V::kRetryUncounted);
   EXPECT_EQ(judge(E::kExited, 75, Made(O::kPaused, 75)).kind, V::kStopped);

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "server/jobs/attempt_claim.h"
 #include "tests/support/fake_api_objects.h"
 #include "tests/support/fake_api_server.h"
 #include "tests/support/soon.h"
@@ -192,7 +193,7 @@ TEST_F(KubernetesRunnerTest, NextServerAdoptsWhatRunsAndRemovesWhatIsOver) {
   EXPECT_EQ(Poll(runs).handle, handle);
   EXPECT_EQ(NumDeletes(), 0) << "other attempts may still be adopted";
   server_.Fail(1, RequestKind::kDelete, {.status = 500});
-  runner_->ReapStrays();
+  runner_->Recovered();
   ASSERT_TRUE(Soon([&] { return NumDeletes() == 2; }));
   EXPECT_THAT(DeleteTarget(), HasSubstr("nibble-job-b-1"));
   EXPECT_EQ(NumPosts(), 1);
@@ -230,7 +231,8 @@ TEST_F(KubernetesRunnerTest, StopDeletesTheJobAndAKillLeavesThePodOneSecond) {
   ASSERT_TRUE(Soon([&] { return NumDeletes() >= 2; }));
   EXPECT_THAT(DeleteTarget(), HasSubstr("/pods/"));
   EXPECT_EQ(server_.requests().back().body["gracePeriodSeconds"], 1);
-  EXPECT_TRUE(EndsWith(request, Cause::kDeleted));
+  EXPECT_TRUE(EndsWith(request, Cause::kUnknown));
+  EXPECT_THAT(Poll(request).end.detail, HasSubstr("this server deleted"));
 }
 
 TEST_F(KubernetesRunnerTest, StopBeforeTheJobExistsCreatesNone) {
@@ -239,7 +241,7 @@ TEST_F(KubernetesRunnerTest, StopBeforeTheJobExistsCreatesNone) {
   runner_->Start(request);
   runner_->Send(request.directory, Runner::Signal::kTerminate);
   server_.SetAway(false);
-  EXPECT_TRUE(EndsWith(request, Cause::kDeleted));
+  EXPECT_TRUE(EndsWith(request, Cause::kUnknown));
   EXPECT_EQ(NumPosts(), 0);
 }
 
@@ -263,6 +265,65 @@ TEST_F(KubernetesRunnerTest, LostNodeEndsTheAttemptOnlyAfterTheTimeout) {  // R3
          R"([{"type":"DisruptionTarget","status":"True","reason":"DeletionByTaintManager"}])");
   EXPECT_TRUE(EndsWith(request, Cause::kNodeLost));
   EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(300));
+}
+
+TEST_F(KubernetesRunnerTest, PodThatStaysAfterAKillIsOnALostNode) {
+  options_.lost_node_timeout = absl::Milliseconds(100);
+  Open();
+  const TrainerRequest request = Running();
+  PutPod(request, "Terminating", R"({"running":{}})");
+  runner_->Send(request.directory, Runner::Signal::kTerminate);
+  ASSERT_TRUE(Soon([&] { return NumDeletes() == 1; }));
+  EXPECT_EQ(Poll(request).phase, TrainerPhase::kRunning);
+  server_.Fail(100'000, RequestKind::kDelete, {.status = 500});  // the pod stays
+  runner_->Send(request.directory, Runner::Signal::kKill);
+  EXPECT_TRUE(EndsWith(request, Cause::kNodeLost));
+}
+
+TEST_F(KubernetesRunnerTest, KillOfAnAttemptWithoutAPodDoesNotHideAStrangersJob) {
+  const TrainerRequest request = Request();
+  PutJob(request, "elsewhere");
+  server_.Fail(3, RequestKind::kGet, {.status = 500});
+  runner_->Start(request);
+  ASSERT_TRUE(Soon([&] { return NumPosts() == 1; }));
+  runner_->Send(request.directory, Runner::Signal::kTerminate);
+  runner_->Send(request.directory, Runner::Signal::kKill);
+  EXPECT_TRUE(EndsWith(request, Cause::kNotStarted));
+  EXPECT_EQ(NumDeletes(), 0);
+}
+
+TEST_F(KubernetesRunnerTest, TrainerThatBeginsAsItsStartFailsIsNotGivenUp) {
+  options_.start_timeout = absl::Milliseconds(100);
+  Open();
+  const TrainerRequest request = Request();
+  runner_->Start(request);
+  PutPod(request, "Pending", R"({"waiting":{"reason":"ImagePullBackOff"}})");
+  Write("claim", "pod-uid", request);  // the image was pulled after all, and the watch does not show it yet
+  EXPECT_TRUE(Soon([&] { return server_.CountOf(RequestKind::kCreate) == 1; }));
+  RunPod(request);
+  EXPECT_TRUE(Reaches(request, TrainerPhase::kRunning));
+}
+
+TEST_F(KubernetesRunnerTest, FailedStartTakesTheClaimAndEndsAlsoForTheNextServer) {
+  options_.start_timeout = absl::Milliseconds(50);
+  Open();
+  const TrainerRequest request = Request();
+  for (int i = 0; i < 2; ++i) {
+    if (i == 0) runner_->Start(request);
+    if (i == 1) {
+      Open();
+      EXPECT_TRUE(*runner_->Adopt(request, ""));
+    }
+    PutPod(request, "Pending", R"({"waiting":{"reason":"ErrImagePull"}})");
+    ASSERT_TRUE(EndsWith(request, Cause::kNotStarted));
+    EXPECT_EQ(ClaimHolder(request.directory), "nibbled");
+  }
+}
+
+TEST_F(KubernetesRunnerTest, HandleOfAProcessIsRefused) {
+  const absl::Status adopted = runner_->Adopt(Request(), "123/456").status();
+  EXPECT_EQ(adopted.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(adopted.message()), HasSubstr("--runner"));
 }
 
 TEST_F(KubernetesRunnerTest, ImageThatCannotBePulledFailsTheStartAfterTheTimeout) {
@@ -340,6 +401,7 @@ TEST(KubernetesJobTest, JobIsATemplateWithWhatNibbleDecides) {
   const Json& pod = spec["template"];
   EXPECT_EQ(pod["metadata"]["labels"][kAttemptLabel], "2");
   EXPECT_EQ(pod["spec"]["restartPolicy"], "Never");
+  EXPECT_EQ(pod["spec"]["terminationGracePeriodSeconds"], 70);
   EXPECT_EQ(pod["spec"]["nodeSelector"]["gpu"], "h200");
   const Json& container = pod["spec"]["containers"][1];
   EXPECT_EQ(base::Dump(container["args"]), R"(["--job_dir=/state/jobs/job-a/attempts/2"])");
@@ -359,8 +421,17 @@ TEST(KubernetesJobTest, TemplatesThatCannotBecomeAJobAreRefused) {
   for (const char* text :
        {R"({"cpu":{}})", R"({"cpu":7})", R"({"cpu":{"spec":{"template":{"spec":{"containers":7}}}}})",
         R"({"cpu":{"spec":{"template":{"spec":{"containers":[7,{"name":"x"}]}}}}})"}) {
-    EXPECT_THAT(refusal(text), HasSubstr("cpu: spec.template.spec.containers")) << text;
+    EXPECT_THAT(refusal(text), HasSubstr("cpu: ")) << text;
   }
+  const auto with = [](const std::string& metadata, const std::string& resources) {
+    return R"({"cpu":{"metadata":)" + metadata +
+           R"(,"spec":{"template":{"spec":{"containers":[{"name":"trainer","resources":)" + resources + "}]}}}}}";
+  };
+  EXPECT_EQ(refusal(with("{}", "{}").c_str()), "");
+  EXPECT_THAT(refusal(with("7", "{}").c_str()), HasSubstr("cpu: metadata is not an object"));
+  EXPECT_THAT(refusal(with(R"({"labels":"x"})", "{}").c_str()), HasSubstr("metadata.labels is not an object"));
+  EXPECT_THAT(refusal(with("{}", "[]").c_str()), HasSubstr("resources is not an object"));
+  EXPECT_THAT(refusal(with("{}", R"({"limits":1})").c_str()), HasSubstr("resources.limits is not an object"));
 }
 
 }  // namespace

@@ -61,8 +61,10 @@ TEST(KubernetesViewTest, EndOfAPodGivesTheCause) {
       {Ended(143, "Error", Disrupted("EvictionByEvictionAPI")), Cause::kEvicted, 0},
       {Ended(75, "Error", Disrupted("TerminationByKubelet")), Cause::kEvicted, 0},
       {Ended(137, "Error", Disrupted("PreemptionByScheduler")), Cause::kPreempted, 0},
-      {Ended(137, "Error", Disrupted("DeletionByTaintManager")), Cause::kNodeLost, 0},
-      {Ended(137, "Error", Disrupted("DeletionByPodGC")), Cause::kNodeLost, 0},
+      // The kubelet reported the end of the container, so its node answers.
+      {Ended(137, "Error", Disrupted("DeletionByTaintManager")), Cause::kEvicted, 0},
+      {Pod("Failed", R"("running":{})", Disrupted("DeletionByTaintManager")), Cause::kNodeLost, 0},
+      {Pod("Failed", R"("running":{})", Disrupted("DeletionByPodGC")), Cause::kNodeLost, 0},
       // The OOM killer may end the trainer of a pod that is being evicted for its memory.
       {Ended(137, "OOMKilled", Disrupted("TerminationByKubelet")), Cause::kOutOfMemory, 0},
       {Parsed(R"({"status":{"phase":"Failed","reason":"Evicted","message":"low on memory"}})"), Cause::kEvicted, 0},
@@ -124,6 +126,9 @@ TEST(KubernetesViewTest, PodThatHasNotBegunSaysWhyItWaits) {
   const ClusterView refused = ViewOf({.job = &job, .refusals = {"forbidden: old", "forbidden: violates restricted"}});
   EXPECT_EQ(refused.phase, Phase::kBroken);
   EXPECT_EQ(refused.message, "forbidden: violates restricted");
+  const ClusterView quota = ViewOf({.job = &job, .refusals = {"pods \"j-0\" is forbidden: exceeded quota: team"}});
+  EXPECT_EQ(quota.phase, Phase::kPending) << "it waits until others free their quota";
+  EXPECT_THAT(quota.message, HasSubstr("exceeded quota"));
   EXPECT_EQ(View(job).phase, Phase::kPending) << "the Job controller has not created the pod yet";
   EXPECT_EQ(ViewOf({}).phase, Phase::kAbsent);
 }
@@ -151,6 +156,14 @@ TEST(KubernetesViewTest, PodThatRunsOrIsBeingDeletedIsNotAtItsEnd) {
     const Json job = Job();
     EXPECT_EQ(ViewOf({.job = &job, .pods = pods}).phase, Phase::kRunning);
   }
+}
+
+TEST(KubernetesViewTest, PodThatFoundTheAttemptClaimedDoesNotHideTheTrainersEnd) {
+  const Json job = Job(), trainer = Ended(42), second = Ended(73);
+  for (const auto& pods : {std::vector{&trainer, &second}, std::vector{&second, &trainer}}) {
+    EXPECT_EQ(ViewOf({.job = &job, .pods = pods}).end.value, 42);
+  }
+  EXPECT_EQ(ViewOf({.job = &job, .pods = {&second}}).end.value, 73);
 }
 
 TEST(KubernetesViewTest, SuspendedJobWaitsUntilItsPodHasRunAndIsPreemptedAfterwards) {

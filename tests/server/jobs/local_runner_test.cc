@@ -206,6 +206,13 @@ TEST_F(LocalRunnerTest, ReusedPidIsNotAdopted) {
   EXPECT_EQ(job.attempt, 2);
 }
 
+TEST_F(LocalRunnerTest, TrainerOfAClusterIsNotTakenForLost) {
+  auto runner = MakeLocalRunner({kTrainer, Environment()});
+  const absl::Status adopted = runner->Adopt({.directory = temp_.path()}, "nibble-job-1/uid").status();
+  EXPECT_EQ(adopted.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(adopted.message()), HasSubstr("--runner"));
+}
+
 TEST_F(LocalRunnerTest, MissingProgramIsReported) {
   auto runner = MakeLocalRunner({temp_ / "nothing", Environment()});
   runner->Start({.directory = temp_.path()});
