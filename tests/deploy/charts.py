@@ -8,6 +8,7 @@ import re
 
 import yaml
 
+import trainer_job
 from conftest import CHART, run
 
 VALUE_FILES = sorted((CHART / "ci").glob("*.yaml"))
@@ -39,7 +40,7 @@ def rules(helm, *settings, release="test"):
 
 
 def pods(documents):
-    """Yields (name, metadata, spec) of every pod and of objects that create pods."""
+    """Yields (name, metadata, spec) of every pod, of objects that create pods, and of the templates of trainers' Jobs."""
     for document in documents:
         name = f"{document['kind']}/{document['metadata']['name']}"
         if document["kind"] == "Pod":
@@ -47,6 +48,8 @@ def pods(documents):
         elif document["kind"] in ("Deployment", "Job"):
             template = document["spec"]["template"]
             yield name, template["metadata"], template["spec"]
+    for device, job in trainer_job.templates(documents).items():
+        yield f"Template/{device}", job["spec"]["template"]["metadata"], job["spec"]["template"]["spec"]
 
 
 def helm_test_commands(helm, places):

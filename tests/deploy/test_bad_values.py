@@ -30,7 +30,13 @@ BAD = [
     ("tls.existingSecret", ""), ("auth.existingSecret", ""), ("tls.certKey", "../../etc/passwd"), ("auth.key", "a/b"),
     ("persistence.size", "50GB"), ("persistence.size", 50), ("persistence.accessMode", "ReadWriteMany"),
     ("persistence.storageClass", "Fast SSD"),
-    ("training.mode", "kubernetes"), ("training.image.tag", "latest"), ("training.image.digest", "sha256:short"),
+    ("training.mode", "kubernetes"), ("training.images.cpu.tag", "latest"), ("training.images.cuda.digest", "sha256:short"),
+    ("training.images.cpu.repository", ""), ("training.devices.0", "tpu"), ("training.devices", []), ("training.memory", "8GB"),
+    ("training.ephemeralStorage", 1), ("training.gpu.resourceName", "nvidia"), ("training.gpu.count", 0), ("training.queue", "Team A"),
+    ("training.queuePriorityClass", "High"), ("training.priorityClassName", "a b"), ("training.runtimeClassName", "g/visor"),
+    ("training.terminationGracePeriodSeconds", 5), ("training.ttlSecondsAfterFinished", 0), ("training.tolerations.0.operator", "In"),
+    ("training.nodeSelector", []), ("training.affinity.nodes", {}), ("limits.pauseGraceS", 0), ("networkPolicy.apiServer.cidrs.0", "everywhere"),
+    ("networkPolicy.apiServer.port", 0), ("networkPolicy.apiServer.cidr", "10.0.0.1/32"), ("rbac.trainerJobs", True), ("training.image", {}),
     ("resources.limits.memory", "8 GB"), ("resources.requests.cpu", "two"), ("gpu.resourceName", "nvidia"),
     ("shmSize", "-1"), ("tmpSize", "64"), ("extraVolumeMounts.0.mountPath", "imports"),
     ("networkPolicy.grpc.from.0.ipBlock.cidr", "everywhere"),
@@ -41,6 +47,11 @@ BAD = [
 
 def mount(*paths):
     return {"extraVolumes": [{"name": "x", "emptyDir": {}}], "extraVolumeMounts": [{"name": "x", "mountPath": path} for path in paths]}
+
+
+def jobs(training=None, **values):
+    """Values for trainers as Jobs, with `training` and other sections added."""
+    return {"training": {"mode": "jobs", **(training or {})}, "networkPolicy": {"apiServer": {"cidrs": ["10.2.0.5/32"]}}, **values}
 
 
 # Combinations of values that are each valid alone, and the key that the message must name.
@@ -85,15 +96,25 @@ TOGETHER = [
     ({"metrics": {"serviceMonitor": {"scrapeTimeout": "31s"}}}, "metrics.serviceMonitor.scrapeTimeout"),
     ({"metrics": {"serviceMonitor": {"interval": "5000ms"}}}, "metrics.serviceMonitor.scrapeTimeout"),
     ({"metrics": {"serviceMonitor": {"interval": "1m", "scrapeTimeout": "1h"}}}, "metrics.serviceMonitor.scrapeTimeout"),
-    ({"rbac": {"trainerJobs": True}, "persistence": {"accessMode": "ReadWriteOncePod"}}, "persistence.accessMode"),
-    ({"rbac": {"trainerJobs": True}, "persistence": {"enabled": False}}, "rbac.trainerJobs"),
+    (jobs(persistence={"accessMode": "ReadWriteOncePod"}), "persistence.accessMode"),
+    (jobs(persistence={"enabled": False}), "persistence.enabled"),
+    (jobs({"devices": ["cpu", "cuda"]}), "training.images.cuda.repository"),
+    (jobs({"terminationGracePeriodSeconds": 69}), "training.terminationGracePeriodSeconds"),
+    (jobs(limits={"pauseGraceS": 120}), "training.terminationGracePeriodSeconds"),
+    (jobs({"queuePriorityClass": "urgent"}), "training.queuePriorityClass"),
+    (jobs(networkPolicy={"apiServer": {"port": 443}}), "networkPolicy.apiServer.cidrs"),
+    (jobs(**mount("/etc/nibble/trainer")), "extraVolumeMounts[0].mountPath"),
+    (jobs(extraVolumes=[{"name": "trainer-templates", "emptyDir": {}}]), "extraVolumes[0].name"),
+    (jobs(server={"importRoot": "/etc/nibble/trainer"}), "server.importRoot"),
     ({"server": {"extraArgs": ["--version"]}}, "server.extraArgs[0]"),
     ({"server": {"extraArgs": ["--isa=avx2", "--help"]}}, "server.extraArgs[1]"),
     ({"server": {"extraArgs": ["--isa=avx2", "--isa=plain"]}}, "server.extraArgs[1]"),
     ({"server": {"extraArgs": ["--insecure"]}}, "server.extraArgs[0]"),
     *(({"server": {"extraArgs": [f"--{flag}=1"]}}, "server.extraArgs[0]") for flag in
       ("state_dir", "grpc_address", "http_address", "threads", "device", "drain_s", "job_grace_s", "import_root", "tls_cert", "tls_key",
-       "tls_client_ca", "tls_require_client_cert", "trainer", "max_receive_bytes", "kv_tokens")),
+       "tls_client_ca", "tls_require_client_cert", "trainer", "max_receive_bytes", "kv_tokens", "pause_grace_s", "runner",
+       "trainer_templates", "kubernetes_server_name", "kubernetes_queue", "kubernetes_namespace", "kubernetes_url",
+       "kubernetes_token_file", "kubernetes_ca_file")),
     ({"server": {"extraArgs": ["--isa=avx2", "--token_file=/tmp/mine"]}}, "server.extraArgs[1]"),
     ({"server": {"extraArgs": ["--max_queued_jobs=5"]}}, "server.extraArgs[0]"),
     ({"server": {"extraArgs": ["--serve_memory_bytes=5"]}}, "server.extraArgs[0]"),
@@ -125,6 +146,10 @@ WORKING = [
     *(mount(path) for path in ("/tmp/x", "/dev/shm/x", "/etc/nibble/more", "/etc/nibble/client-ca", "/etc/ssl", "/usr/share/models", "/libx")),
     {"extraVolumes": [{"name": "client-ca", "emptyDir": {}}], "extraVolumeMounts": [{"name": "client-ca", "mountPath": "/ca"}]},
     {"extraVolumeMounts": [{"name": "client-ca", "mountPath": "/ca"}], "tls": {"clientCA": {"existingSecret": "ca"}}},
+    jobs(), jobs(networkPolicy={"enabled": False}), jobs({"terminationGracePeriodSeconds": 70}), mount("/etc/nibble/trainer"),
+    # The access mode does not matter for another claim.
+    jobs(persistence={"existingClaim": "mine", "accessMode": "ReadWriteOncePod"}),
+    jobs({"devices": ["cuda"], "images": {"cuda": {"repository": "team/trainer"}}}), jobs(server={"extraArgs": ["--start_timeout_s=60"]}),
 ]
 
 

@@ -22,6 +22,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: server
 {{- end }}
 
+{{- /* Selects the pods of trainers. */ -}}
+{{- define "nibble.trainerSelector" -}}
+{{- include "nibble.selector" . | replace "component: server" "component: trainer" }}
+{{- end }}
+
 {{- /* Selects the pod of `helm test`. */ -}}
 {{- define "nibble.testSelector" -}}
 {{- include "nibble.selector" . | replace "component: server" "component: test" }}
@@ -55,10 +60,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- include "nibble.fullname" . }}{{ ternary "" "-metrics" (eq .Values.service.type "ClusterIP") }}
 {{- end }}
 
+{{- /* The server's image. */ -}}
 {{- define "nibble.image" -}}
-{{- $registry := default .Values.image.registry .Values.global.imageRegistry }}
-{{- $image := ternary .Values.training.image .Values.image (eq .Values.training.mode "inPod") }}
-{{- $version := ternary (printf "@%s" $image.digest) (printf ":%s" (default .Chart.AppVersion $image.tag)) (ne $image.digest "") }}
+{{- $image := ternary .Values.training.images.cpu .Values.image (eq .Values.training.mode "inPod") }}
+{{- include "nibble.imageName" (list . $image) }}
+{{- end }}
+
+{{- /* The argument is a list: the chart's context, and an image of values.yaml. */ -}}
+{{- define "nibble.imageName" -}}
+{{- $top := index . 0 }}
+{{- $image := index . 1 }}
+{{- $registry := default $top.Values.image.registry $top.Values.global.imageRegistry }}
+{{- $version := ternary (printf "@%s" $image.digest) (printf ":%s" (default $top.Chart.AppVersion $image.tag)) (ne $image.digest "") }}
 {{- printf "%s%s%s" (ternary (printf "%s/" $registry) "" (ne $registry "")) $image.repository $version }}
 {{- end }}
 

@@ -1,0 +1,125 @@
+{{- /* training.mode jobs: the template of trainers' Jobs, and on which nodes server and trainers run. */ -}}
+
+{{- /* An affinity of values.yaml with the chart's own: only one node can mount the claim, which is ReadWriteOnce, so
+       server and trainers run on the node of those that already run. The first pod may run anywhere, because it matches
+       the rule itself. The argument is a list: the chart's context, and the affinity. */ -}}
+{{- define "nibble.sameNode" -}}
+{{- $top := index . 0 }}
+{{- $affinity := deepCopy (index . 1) }}
+{{- $pods := default dict $affinity.podAffinity }}
+{{- $required := default list $pods.requiredDuringSchedulingIgnoredDuringExecution }}
+{{- $labels := omit (include "nibble.selector" $top | fromYaml) "app.kubernetes.io/component" }}
+{{- $component := dict "key" "app.kubernetes.io/component" "operator" "In" "values" (list "server" "trainer") }}
+{{- $selector := dict "matchLabels" $labels "matchExpressions" (list $component) }}
+{{- $rule := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" $selector }}
+{{- $_ := set $pods "requiredDuringSchedulingIgnoredDuringExecution" (append $required $rule) }}
+{{- $_ := set $affinity "podAffinity" $pods }}
+{{- toYaml $affinity }}
+{{- end }}
+
+{{- /* Threads of the kernels: those of server.threads, or the CPU limit rounded up, as resourceFieldRef does. */ -}}
+{{- define "nibble.threads" -}}
+{{- if .Values.server.threads }}
+{{- .Values.server.threads }}
+{{- else }}
+{{- ceil (divf (include "nibble.millicpu" .Values.resources.limits.cpu | float64) 1000) | int }}
+{{- end }}
+{{- end }}
+
+{{- define "nibble.trainerLabels" -}}
+{{ include "nibble.trainerSelector" . }}
+app.kubernetes.io/part-of: nibble
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- /* The Job of a trainer without what nibbled adds for each attempt (server/jobs/kubernetes_job.h). The argument is a
+       list: the chart's context, and the device. */ -}}
+{{- define "nibble.trainerJob" -}}
+{{- $top := index . 0 }}
+{{- $cuda := eq (index . 1) "cuda" }}
+{{- $v := $top.Values }}
+{{- $training := $v.training }}
+{{- $runtimeClass := $training.runtimeClassName }}
+{{- $nodes := $training.nodeSelector }}
+{{- $tolerations := $training.tolerations }}
+{{- if $cuda }}
+{{- $runtimeClass = default $runtimeClass $training.gpu.runtimeClassName }}
+{{- $nodes = merge dict $training.gpu.nodeSelector $nodes }}
+{{- $tolerations = prepend $tolerations (dict "key" "nvidia.com/gpu" "operator" "Exists" "effect" "NoSchedule") }}
+{{- end }}
+metadata:
+  labels:
+    {{- include "nibble.trainerLabels" $top | nindent 4 }}
+    {{- with $training.queuePriorityClass }}
+    kueue.x-k8s.io/priority-class: {{ . }}
+    {{- end }}
+spec:
+  ttlSecondsAfterFinished: {{ $training.ttlSecondsAfterFinished }}
+  template:
+    metadata:
+      labels: {{- include "nibble.trainerLabels" $top | nindent 8 }}
+    spec:
+      serviceAccountName: {{ include "nibble.fullname" $top }}-trainer
+      automountServiceAccountToken: false
+      enableServiceLinks: false
+      terminationGracePeriodSeconds: {{ $training.terminationGracePeriodSeconds }}
+      securityContext: {{- include "nibble.podSecurity" $top | nindent 8 }}
+      {{- with $v.imagePullSecrets }}
+      imagePullSecrets:
+        {{- range . }}
+        - name: {{ . }}
+        {{- end }}
+      {{- end }}
+      {{- with $training.priorityClassName }}
+      priorityClassName: {{ . }}
+      {{- end }}
+      {{- with $runtimeClass }}
+      runtimeClassName: {{ . }}
+      {{- end }}
+      {{- with $nodes }}
+      nodeSelector: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      affinity: {{- include "nibble.sameNode" (list $top $training.affinity) | nindent 8 }}
+      {{- with $tolerations }}
+      tolerations: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      containers:
+        - name: trainer
+          image: {{ include "nibble.imageName" (list $top (get $training.images (index . 1))) }}
+          imagePullPolicy: {{ $v.image.pullPolicy }}
+          command: [/usr/local/bin/nibble-trainer]
+          resources:
+            requests: {memory: {{ $training.memory }}, ephemeral-storage: {{ $training.ephemeralStorage }}}
+            limits:
+              # nibbled requests one CPU per thread.
+              cpu: {{ include "nibble.threads" $top | quote }}
+              memory: {{ $training.memory }}
+              ephemeral-storage: {{ $training.ephemeralStorage }}
+              {{- if $cuda }}
+              {{ $training.gpu.resourceName }}: {{ $training.gpu.count | quote }}
+              {{- end }}
+          securityContext: {{- include "nibble.containerSecurity" $top | nindent 12 }}
+          volumeMounts:
+            # As in the server: attempts name their files by absolute paths.
+            - {name: state, mountPath: /var/lib/nibble}
+            - {name: tmp, mountPath: /tmp}
+            - {name: shm, mountPath: /dev/shm}
+      volumes:
+        - name: state
+          persistentVolumeClaim: {claimName: {{ include "nibble.claimName" $top }}}
+        - name: tmp
+          emptyDir: {sizeLimit: {{ $v.tmpSize }}}
+        - name: shm
+          emptyDir: {medium: Memory, sizeLimit: {{ $v.shmSize }}}
+{{- end }}
+
+{{- /* The file for --trainer_templates. */ -}}
+{{- define "nibble.trainerTemplates" -}}
+{{- $templates := dict }}
+{{- range .Values.training.devices }}
+{{- $_ := set $templates . (include "nibble.trainerJob" (list $ .) | fromYaml) }}
+{{- end }}
+{{- toPrettyJson $templates }}
+{{- end }}
