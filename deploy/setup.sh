@@ -281,17 +281,20 @@ build_helm_unittest() {
     env "${go_environment[@]}" "$go" build -o "$deps/tools/bin/helm-unittest" "${NIBBLE_HELM_UNITTEST%@*}")
 }
 
-copy_operator_schemas() {
-  local folder
-  if stamped operator-schemas "$NIBBLE_PROMETHEUS_OPERATOR" && [[ -f $deps/tools/monitoring.coreos.com_prometheusrules.yaml ]]; then
-    say "operator schemas: installed"
+# copy_schemas NAME MODULE PATH...: copies these files of a Go module unless they are installed in that version.
+copy_schemas() {
+  local folder name=$1 module=$2 path
+  if stamped "$name-schemas" "$module" && [[ -f $deps/tools/$(basename "${*: -1}") ]]; then
+    say "$name schemas: installed"
     return
   fi
-  say "operator schemas: fetching $NIBBLE_PROMETHEUS_OPERATOR"
-  folder=$(env "${go_environment[@]}" "$go" mod download -json "$NIBBLE_PROMETHEUS_OPERATOR" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
-  [[ -d $folder ]] || fail "the Go proxy has no $NIBBLE_PROMETHEUS_OPERATOR"
-  install -m 0644 "$folder"/example/prometheus-operator-crd/*_{servicemonitors,prometheusrules}.yaml "$deps/tools/"
-  stamp operator-schemas "$NIBBLE_PROMETHEUS_OPERATOR"
+  say "$name schemas: fetching $module"
+  folder=$(env "${go_environment[@]}" "$go" mod download -json "$module" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
+  [[ -d $folder ]] || fail "the Go proxy has no $module"
+  for path in "${@:3}"; do
+    install -m 0644 "$folder/$path" "$deps/tools/"
+  done
+  stamp "$name-schemas" "$module"
 }
 
 install_tools() {
@@ -306,7 +309,9 @@ install_tools() {
     go_tool "${tool%%=*}" "${tool#*=}" env "${go_environment[@]}" "$go" install "${tool#*=}"
   done
   go_tool helm-unittest "$NIBBLE_HELM_UNITTEST" build_helm_unittest
-  copy_operator_schemas
+  copy_schemas operator "$NIBBLE_PROMETHEUS_OPERATOR" \
+    example/prometheus-operator-crd/monitoring.coreos.com_{servicemonitors,prometheusrules}.yaml
+  copy_schemas kueue "$NIBBLE_KUEUE" config/components/crd/bases/kueue.x-k8s.io_{resourceflavors,clusterqueues,localqueues}.yaml
 }
 
 # Fetches the crates into cargo's folder, or into build/deps/cargo-home if cargo's folder is not writable (a read-only

@@ -20,12 +20,12 @@ def case_name(case):
 
 
 @functools.cache
-def render_text(helm, case, version="1.33.0", settings=(), release="test"):
+def render_text(helm, case, version="1.33.0", settings=(), release="test", api=()):
     values = ["--values", str(case)] if case else []
     values += [word for setting in settings for word in ("--set", setting)]
-    # The API versions of a cluster with the Prometheus operator.
-    return run(helm, "template", release, CHART, "--namespace", "ml", "--kube-version", version, "--api-versions",
-               "monitoring.coreos.com/v1", *values).stdout
+    # The API versions of a cluster with the Prometheus operator, and those in `api`.
+    versions = ",".join(["monitoring.coreos.com/v1", *api])
+    return run(helm, "template", release, CHART, "--namespace", "ml", "--kube-version", version, "--api-versions", versions, *values).stdout
 
 
 def render(helm, case, settings=(), release="test"):
@@ -106,10 +106,12 @@ def strict(schema):
 
 
 def write_operator_schemas(folder, target):
-    for path in sorted(folder.glob("monitoring.coreos.com_*.yaml")):
+    """The same for the custom resources that the chart creates, from the definitions of their operators."""
+    for path in sorted([*folder.glob("monitoring.coreos.com_*.yaml"), *folder.glob("kueue.x-k8s.io_*.yaml")]):
         definition = yaml.safe_load(path.read_text())
+        group = definition["spec"]["group"].split(".")[0]
         for version in definition["spec"]["versions"]:
-            name = f"{definition['spec']['names']['kind'].lower()}-monitoring-{version['name']}.json"
+            name = f"{definition['spec']['names']['kind'].lower()}-{group}-{version['name']}.json"
             schema = strict(version["schema"]["openAPIV3Schema"])
             schema["properties"]["metadata"] = {"type": "object"}
             (target / name).write_text(json.dumps(schema))

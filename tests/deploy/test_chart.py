@@ -39,6 +39,7 @@ def test_k1_lints(helm, case):
 def schemas(tmp_path_factory, need):
     need(charts.schema_source(), "the wheel kubernetes-validate")
     need((TOOLS / "monitoring.coreos.com_servicemonitors.yaml").exists(), "the Prometheus operator's schemas")
+    need((TOOLS / "kueue.x-k8s.io_clusterqueues.yaml").exists(), "Kueue's schemas")
     folder = tmp_path_factory.mktemp("schemas")
     for version in KUBERNETES:
         charts.write_schemas(version, folder / version)
@@ -130,6 +131,26 @@ def test_trainers_keep_what_the_chart_sets(helm, case):
         # The same path, of the same claim, in the server and in the trainer.
         assert state[0] in container["volumeMounts"]
         assert [volume for volume in pod["volumes"] if volume["name"] == "state"] == [volume for volume in server["volumes"] if volume["name"] == "state"]
+
+
+def test_kueue_objects_conform_in_both_versions(helm, tool, schemas):
+    case = CHART / "ci/queue.yaml"
+    for version, api in [("v1beta1", ()), ("v1beta2", ("kueue.x-k8s.io/v1beta2",))]:
+        text = charts.render_text(helm, case, KUBERNETES[-1], api=api)
+        assert text.count(f"apiVersion: kueue.x-k8s.io/{version}\n") == 3
+        result = conform(tool, schemas, KUBERNETES[-1], text)
+        assert result.returncode == 0 and "Invalid: 0, Errors: 0, Skipped: 0" in result.stdout, result.stdout + result.stderr
+        assert conform(tool, schemas, KUBERNETES[-1], text.replace("nominalQuota:", "quota:", 1)).returncode != 0
+
+
+def test_kueue_quotas_cover_what_trainers_request(helm):
+    """Kueue never admits a Job that requests a resource that its queue does not cover."""
+    documents = charts.render(helm, CHART / "ci/queue.yaml")
+    (queue,) = [document["spec"] for document in documents if document["kind"] == "ClusterQueue"]
+    (covered,) = [set(group["coveredResources"]) for group in queue["resourceGroups"]]
+    for job in trainer_jobs(documents, "team"):
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        assert set(container["resources"]["requests"]) | set(container["resources"]["limits"]) <= covered
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
