@@ -5,12 +5,14 @@ import importlib.util
 import json
 import pathlib
 import re
+import subprocess
 
 import yaml
 
 import trainer_job
 from conftest import CHART, run
 
+KUBERNETES = ["1.28.0", "1.33.0", "1.37.0"]  # the oldest supported one, one in between, the newest with a schema
 VALUE_FILES = sorted((CHART / "ci").glob("*.yaml"))
 CASES = [None, *VALUE_FILES]  # the defaults, and each file
 
@@ -120,3 +122,41 @@ def write_operator_schemas(folder, target):
 def unset(text):
     """Traces of unset values in a rendered text."""
     return re.findall(r"<no value>|%!\w\(|nil pointer", text)
+
+
+def restricted(name, _, spec):
+    """Lists violations of the Pod Security Standard 'restricted' and of K3."""
+    wrong = []
+    pod = spec.get("securityContext", {})
+    if pod.get("seccompProfile", {}).get("type") != "RuntimeDefault":
+        wrong.append("seccompProfile")
+    for key in ("hostNetwork", "hostPID", "hostIPC"):
+        if spec.get(key):
+            wrong.append(key)
+    if spec.get("serviceAccountName", "default") == "default":
+        wrong.append("default service account")
+    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+    for volume in spec.get("volumes", []):
+        if kinds := set(volume) - {"name"} - allowed:
+            wrong.append(f"volume {volume['name']}: {kinds}")
+    for container in spec["containers"] + spec.get("initContainers", []):
+        security = container.get("securityContext", {})
+        expected = {"allowPrivilegeEscalation": False, "runAsNonRoot": True, "readOnlyRootFilesystem": True, "privileged": False,
+                    "runAsUser": 65532, "runAsGroup": 65532, "capabilities": {"drop": ["ALL"]}}
+        wrong += [f"{container['name']}: {key}" for key, value in expected.items() if security.get(key) != value]
+        image = container["image"]
+        if not re.fullmatch(r"\S+(:[\w.-]+|@sha256:[0-9a-f]{64})", image) or image.endswith(":latest"):
+            wrong.append(f"image {image}")
+        if any("hostPort" in port for port in container.get("ports", [])):
+            wrong.append("hostPort")
+        if not {"cpu", "memory", "ephemeral-storage"} <= set(container["resources"]["limits"]):
+            wrong.append("limits")
+    if spec.get("automountServiceAccountToken") is not False:
+        wrong.append("service account token")
+    return [f"{name}: {complaint}" for complaint in wrong]
+
+
+def conform(tool, schemas, version, text):
+    location = f"{schemas}/{version}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
+    return subprocess.run([tool("kubeconform"), "-summary", "-strict", "-schema-location", location, "-"], input=text,
+                          capture_output=True, text=True, timeout=120)

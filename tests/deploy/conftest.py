@@ -99,6 +99,25 @@ def run(*command, ok=True, **options):
 
 
 @pytest.fixture(scope="session")
+def helm(tool):
+    return tool("helm")
+
+
+@pytest.fixture(scope="session")
+def schemas(tmp_path_factory, need):
+    """A folder of schemas for charts.conform."""
+    import charts  # which imports this file
+    need(charts.schema_source(), "the wheel kubernetes-validate")
+    need((TOOLS / "monitoring.coreos.com_servicemonitors.yaml").exists(), "the Prometheus operator's schemas")
+    need((TOOLS / "kueue.x-k8s.io_clusterqueues.yaml").exists(), "Kueue's schemas")
+    folder = tmp_path_factory.mktemp("schemas")
+    for version in charts.KUBERNETES:
+        charts.write_schemas(version, folder / version)
+        charts.write_operator_schemas(TOOLS, folder / version)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def model_directory(tmp_path_factory):
     return e2e.small_model.write(tmp_path_factory.mktemp("model") / "small")
 
