@@ -36,7 +36,7 @@ BAD = [
     ("training.queuePriorityClass", "High"), ("training.priorityClassName", "a b"), ("training.runtimeClassName", "g/visor"),
     ("training.terminationGracePeriodSeconds", 5), ("training.ttlSecondsAfterFinished", 0), ("training.tolerations.0.operator", "In"),
     ("training.kueue.enabled", True), ("training.kueue.quota.memory", "lots"), ("training.kueue.quota.gpus", "1"),
-    ("training.nodeSelector", []), ("training.affinity.nodes", {}), ("limits.pauseGraceS", 0), ("networkPolicy.apiServer.cidrs.0", "everywhere"),
+    ("training.nodeSelector", []), ("training.affinity.nodes", {}), ("training.podAnnotations", {"a": 1}), ("limits.pauseGraceS", 0), ("networkPolicy.apiServer.cidrs.0", "everywhere"),
     ("networkPolicy.apiServer.port", 0), ("networkPolicy.apiServer.cidr", "10.0.0.1/32"), ("rbac.trainerJobs", True), ("training.image", {}),
     ("resources.limits.memory", "8 GB"), ("resources.requests.cpu", "two"), ("gpu.resourceName", "nvidia"),
     ("shmSize", "-1"), ("tmpSize", "64"), ("extraVolumeMounts.0.mountPath", "imports"),

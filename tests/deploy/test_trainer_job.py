@@ -151,17 +151,18 @@ def test_trainer_job_fits_the_trainer():
     assert job["template"]["spec"]["terminationGracePeriodSeconds"] >= grace + 10
 
 
-def test_trainers_of_a_release_only_share_its_node(helm):
-    """Server and trainers have the same rule, which each of them matches itself: the first pod may run on any node."""
+def test_trainers_run_on_the_node_of_their_server(helm):
+    """They require its node. The server only prefers theirs: the trainers of a lost node do not go away."""
     documents = charts.render(helm, CHART / "ci/queue.yaml")
-    found = [(metadata["labels"], spec["affinity"]) for _, metadata, spec in charts.pods(documents)]
-    assert len(found) == 3
-    for labels, affinity in found:
-        (rule,) = affinity["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-        (component,) = rule["labelSelector"]["matchExpressions"]
-        assert rule["topologyKey"] == "kubernetes.io/hostname" and component["operator"] == "In"
-        assert rule["labelSelector"]["matchLabels"].items() <= labels.items() and labels[component["key"]] in component["values"]
-    assert all("nodeAffinity" in affinity for labels, affinity in found if labels["app.kubernetes.io/component"] == "trainer")
+    found = {name.split("/")[0]: (metadata["labels"], spec["affinity"]) for name, metadata, spec in charts.pods(documents)}
+    (server, preference), (trainer, requirement) = found["Deployment"], found["Template"]
+    (rule,) = requirement["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert rule["topologyKey"] == "kubernetes.io/hostname" and rule["labelSelector"]["matchLabels"].items() <= server.items()
+    assert "nodeAffinity" in requirement
+    assert list(preference["podAffinity"]) == ["preferredDuringSchedulingIgnoredDuringExecution"]
+    (rule,) = preference["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert rule["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    assert rule["podAffinityTerm"]["labelSelector"]["matchLabels"].items() <= trainer.items()
 
 
 def test_rights_of_the_server_are_its_calls(helm):

@@ -1,18 +1,30 @@
 {{- /* training.mode jobs: the template of trainers' Jobs, and on which nodes server and trainers run. */ -}}
 
-{{- /* An affinity of values.yaml with the chart's own: only one node can mount the claim, which is ReadWriteOnce, so
-       server and trainers run on the node of those that already run. The first pod may run anywhere, because it matches
-       the rule itself. The argument is a list: the chart's context, and the affinity. */ -}}
-{{- define "nibble.sameNode" -}}
-{{- $top := index . 0 }}
-{{- $affinity := deepCopy (index . 1) }}
-{{- $pods := default dict $affinity.podAffinity }}
-{{- $required := default list $pods.requiredDuringSchedulingIgnoredDuringExecution }}
-{{- $labels := omit (include "nibble.selector" $top | fromYaml) "app.kubernetes.io/component" }}
-{{- $component := dict "key" "app.kubernetes.io/component" "operator" "In" "values" (list "server" "trainer") }}
-{{- $selector := dict "matchLabels" $labels "matchExpressions" (list $component) }}
+{{- /* The affinity of the server's pod: that of values.yaml, and a preference for the node of running trainers. Only
+       one node can mount the claim, which is ReadWriteOnce, so on another node a new server would wait for the trainers
+       of the old one. Not required: the trainers of a lost node do not go away. */ -}}
+{{- define "nibble.serverAffinity" -}}
+{{- $selector := dict "matchLabels" (include "nibble.trainerSelector" . | fromYaml) }}
+{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" $selector }}
+{{- $rule := dict "weight" 100 "podAffinityTerm" $term }}
+{{- $preferred := "preferredDuringSchedulingIgnoredDuringExecution" }}
+{{- include "nibble.withPodAffinity" (list .Values.affinity $preferred $rule) }}
+{{- end }}
+
+{{- /* The affinity of trainers: that of values.yaml, and the server's node, which has the volume. */ -}}
+{{- define "nibble.trainerAffinity" -}}
+{{- $selector := dict "matchLabels" (include "nibble.selector" . | fromYaml) }}
 {{- $rule := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" $selector }}
-{{- $_ := set $pods "requiredDuringSchedulingIgnoredDuringExecution" (append $required $rule) }}
+{{- $required := "requiredDuringSchedulingIgnoredDuringExecution" }}
+{{- include "nibble.withPodAffinity" (list .Values.training.affinity $required $rule) }}
+{{- end }}
+
+{{- /* An affinity with one more rule. The argument is a list: the affinity, the key in its podAffinity, the rule. */ -}}
+{{- define "nibble.withPodAffinity" -}}
+{{- $affinity := deepCopy (index . 0) }}
+{{- $key := index . 1 }}
+{{- $pods := default dict $affinity.podAffinity }}
+{{- $_ := set $pods $key (append (default list (get $pods $key)) (index . 2)) }}
 {{- $_ := set $affinity "podAffinity" $pods }}
 {{- toYaml $affinity }}
 {{- end }}
@@ -60,6 +72,9 @@ spec:
   template:
     metadata:
       labels: {{- include "nibble.trainerLabels" $top | nindent 8 }}
+      {{- with $training.podAnnotations }}
+      annotations: {{- toYaml . | nindent 8 }}
+      {{- end }}
     spec:
       serviceAccountName: {{ include "nibble.fullname" $top }}-trainer
       automountServiceAccountToken: false
@@ -81,7 +96,7 @@ spec:
       {{- with $nodes }}
       nodeSelector: {{- toYaml . | nindent 8 }}
       {{- end }}
-      affinity: {{- include "nibble.sameNode" (list $top $training.affinity) | nindent 8 }}
+      affinity: {{- include "nibble.trainerAffinity" $top | nindent 8 }}
       {{- with $tolerations }}
       tolerations: {{- toYaml . | nindent 8 }}
       {{- end }}
