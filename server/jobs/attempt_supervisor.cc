@@ -126,7 +126,7 @@ TrainerRequest AttemptSupervisor::RequestOf(const StoredJob& job, const Live& li
   return {.directory = live.directory,
           .job_id = job.id,
           .attempt = live.attempt,
-          .device = job.spec.device.empty() ? "cpu" : job.spec.device,
+          .device = job.spec.device.empty() ? "cpu" : job.spec.device.substr(0, job.spec.device.find(':')),
           .threads = options_.trainer_threads,
           .memory_bytes = job.memory_bytes};
 }
