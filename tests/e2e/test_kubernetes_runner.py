@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import pathlib
 import time
 
 import pytest
@@ -35,17 +34,33 @@ def calm(tmp_path_factory, model_directory, text_file):
 
 
 @pytest.fixture
-def on_cluster(tmp_path, model_directory, text_file):
+def cluster(tmp_path):
     cluster = Cluster(tmp_path, pki.Authority(tmp_path / "pki"), {"trainer": BIN / "nibble-trainer"})
-    (tmp_path / "templates.json").write_text(json.dumps(TEMPLATES))
-    server = Server(tmp_path / "state", *cluster.flags, "--trainer_templates", tmp_path / "templates.json", *FLAGS).start()
-    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
-    server.run("datasets", "upload", text_file, "--name", "page")
-    try:
-        yield server, cluster
-    finally:
-        cluster.stop()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def start(tmp_path, cluster, model_directory, text_file):
+    """start(*flags, templates=TEMPLATES): a server whose trainers run on the cluster, with the model and data of the tests."""
+    servers = []
+
+    def begin(*flags, templates=TEMPLATES):
+        (tmp_path / "templates.json").write_text(json.dumps(templates))
+        server = Server(tmp_path / "state", *cluster.flags, "--trainer_templates", tmp_path / "templates.json", *FLAGS, *flags).start()
+        servers.append(server)
+        server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+        server.run("datasets", "upload", text_file, "--name", "page")
+        return server
+
+    yield begin
+    for server in servers:
         server.stop()
+
+
+@pytest.fixture
+def on_cluster(start, cluster):
+    return start(), cluster
 
 
 def pod_of(cluster, job, attempt=1):
@@ -76,7 +91,7 @@ def test_eviction_resumes_with_the_same_bits_and_no_counted_retry(on_cluster, ca
     server, cluster = on_cluster
     job = create(server, "out")
     wait_for_step(server, job, SAVE + 2)
-    cluster.delete_pod(pod_of(cluster, job), reason="EvictionByEvictionAPI")
+    cluster.evict(pod_of(cluster, job))
     check(server, job, calm, "out")
     assert server.json("jobs", "get", job).get("retries", 0) == 0
     assert cluster.created() == [f"nibble-{job}-1", f"nibble-{job}-2"]
@@ -146,7 +161,7 @@ def test_api_server_that_is_away_stops_nothing(on_cluster, calm):  # R29
     server, cluster = on_cluster
     job = create(server, "out")
     wait_for_own_step(server, job, 1)
-    cluster.away = True
+    cluster.go_away()
     wait_for_step(server, job, SAVE + 2)
     worst = 0
     for _ in range(20):
@@ -156,36 +171,27 @@ def test_api_server_that_is_away_stops_nothing(on_cluster, calm):  # R29
     assert worst < 5
     trainer_of(cluster, job).wait(timeout=120)
     assert server.json("jobs", "get", job)["state"] == "RUNNING", "its end is not known yet"
-    cluster.away = False
+    cluster.come_back()
     check(server, job, calm, "out", attempts=1)
 
 
-def test_preempted_job_is_queued_again_as_a_new_suspended_job(tmp_path, calm, model_directory, text_file):
-    cluster = Cluster(tmp_path, pki.Authority(tmp_path / "pki"), {"trainer": BIN / "nibble-trainer"})
-    (tmp_path / "templates.json").write_text(json.dumps(TEMPLATES))
-    server = Server(tmp_path / "state", *cluster.flags, "--trainer_templates", tmp_path / "templates.json", "--kubernetes_queue", "team",
-                    *FLAGS).start()
-    try:
-        server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
-        server.run("datasets", "upload", text_file, "--name", "page")
-        job = create(server, "out")
-        watched = tmp_path / "events"
-        with open(watched, "w") as out:
-            watch = subprocess.Popen([BIN / "nibble", "--server", server.grpc, "--json", "jobs", "watch", job], stdout=out, env={})
-        soon(lambda: '"WAITING_FOR_RESOURCES"' in watched.read_text())
-        assert "waits in the queue team" in watched.read_text()
-        cluster.set_suspend(f"nibble-{job}-1", False)
-        wait_for_step(server, job, SAVE + 2)
-        cluster.set_suspend(f"nibble-{job}-1", True)
-        soon(lambda: cluster.jobs() == [f"nibble-{job}-2"])
-        assert server.json("jobs", "get", job)["state"] in ("PREPARING", "QUEUED")
-        cluster.set_suspend(f"nibble-{job}-2", False)
-        check(server, job, calm, "out")
-        assert server.json("jobs", "get", job).get("retries", 0) == 0
-        assert watch.wait(timeout=30) == 0
-    finally:
-        cluster.stop()
-        server.stop()
+def test_preempted_job_is_queued_again_as_a_new_suspended_job(start, cluster, calm, tmp_path):
+    server = start("--kubernetes_queue", "team")
+    job = create(server, "out")
+    watched = tmp_path / "events"
+    with open(watched, "w") as out:
+        watch = subprocess.Popen([BIN / "nibble", "--server", server.grpc, "--json", "jobs", "watch", job], stdout=out, env={})
+    soon(lambda: '"WAITING_FOR_RESOURCES"' in watched.read_text())
+    assert "waits in the queue team" in watched.read_text()
+    cluster.set_suspend(f"nibble-{job}-1", False)
+    wait_for_step(server, job, SAVE + 2)
+    cluster.set_suspend(f"nibble-{job}-1", True)
+    soon(lambda: cluster.jobs() == [f"nibble-{job}-2"])
+    assert server.json("jobs", "get", job)["state"] in ("PREPARING", "QUEUED")
+    cluster.set_suspend(f"nibble-{job}-2", False)
+    check(server, job, calm, "out")
+    assert server.json("jobs", "get", job).get("retries", 0) == 0
+    assert watch.wait(timeout=30) == 0
 
 
 def test_flags_of_the_runner_are_checked(tmp_path):

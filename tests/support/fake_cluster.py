@@ -4,14 +4,13 @@ of Kubernetes 1.35. Not part of it: scheduling, namespaces, rights, images."""
 import copy
 import http.server
 import json
-import os
-import signal
 import ssl
-import subprocess
 import threading
 import time
 import urllib.parse
 import uuid
+
+from pod_process import PodProcess
 
 JOBS, PODS, EVENTS = "/apis/batch/v1/namespaces/ml/jobs", "/api/v1/namespaces/ml/pods", "/api/v1/namespaces/ml/events"
 TOKEN = "token-of-nibbled"
@@ -27,7 +26,7 @@ class Cluster:
         self.objects = {JOBS: {}, PODS: {}, EVENTS: {}}
         self.history = []  # (version, collection, type, object)
         self.version = 1
-        self.processes = {}  # of pods, by UID
+        self.running = {}  # PodProcess by the pod's UID; stays after the end
         self.requests = []  # (method, path)
         self.away = False
         self.admits = True  # False: Kueue has not admitted suspended Jobs
@@ -45,10 +44,20 @@ class Cluster:
 
     def stop(self):
         self.server.shutdown()
-        for process in list(self.processes.values()):
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        for process in list(self.running.values()):
+            process.kill()
+
+    @property
+    def processes(self):
+        """Of pods, by UID."""
+        return {uid: one.process for uid, one in self.running.items()}
+
+    def go_away(self):
+        """Calls get no answer."""
+        self.away = True
+
+    def come_back(self):
+        self.away = False
 
     # The API server's store.
 
@@ -112,28 +121,24 @@ class Cluster:
         """Call with the lock held."""
         name, uid = f"{job['metadata']['name']}-0-{uuid.uuid4().hex[:5]}", str(uuid.uuid4())
         labels = {**job["spec"]["template"]["metadata"]["labels"], "batch.kubernetes.io/job-name": job["metadata"]["name"]}
-        (container,) = job["spec"]["template"]["spec"]["containers"]
-        environment = {entry["name"]: entry.get("value", uid) for entry in container.get("env", [])}  # valueFrom: metadata.uid
-        process = subprocess.Popen([self.programs[container["name"]], *container["args"]], env={"PATH": "/usr/bin:/bin", **environment},
-                                   stdin=subprocess.DEVNULL, stdout=open(self.folder / f"{name}.log", "ab"), stderr=subprocess.STDOUT,
-                                   start_new_session=True)
-        self.processes[uid] = process
+        spec = job["spec"]["template"]["spec"]
+        process = PodProcess(self.programs, spec, uid, self.folder / f"{name}.log")
+        self.running[uid] = process
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "uid": uid, "namespace": "ml", "labels": labels},
-               "spec": {"grace": job["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)},
+               "spec": {},
                "status": {"phase": "Running", "conditions": [],
-                          "containerStatuses": [{"name": container["name"], "state": {"running": {}}}]}}
+                          "containerStatuses": [{"name": process.container["name"], "state": {"running": {}}}]}}
         self.put(PODS, "ADDED", pod)
-        threading.Thread(target=self.follow, args=(name, container["name"], process), daemon=True).start()
+        threading.Thread(target=self.follow, args=(name, process), daemon=True).start()
 
-    def follow(self, pod_name, container, process):
-        code = process.wait()
-        code = 128 - code if code < 0 else code
+    def follow(self, pod_name, process):
+        code = process.exit_code()
         with self.lock:
             pod = copy.deepcopy(self.objects[PODS].get(pod_name))
             if pod is None or pod["spec"].get("lost"):
                 return
             pod["status"]["phase"] = "Failed" if code else "Succeeded"
-            pod["status"]["containerStatuses"] = [{"name": container, "state": {"terminated": {"exitCode": code}}}]
+            pod["status"]["containerStatuses"] = [{"name": process.container["name"], "state": {"terminated": {"exitCode": code}}}]
             self.put(PODS, "MODIFIED", pod)
             self.end_job(pod, code)
             if "deletionTimestamp" in pod["metadata"]:
@@ -168,17 +173,16 @@ class Cluster:
                 return 404, failure(404, "NotFound", f'pods "{name}" not found')
             if reason is not None:
                 pod["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "a test"}]
-            process = self.processes[pod["metadata"]["uid"]]
-            ended = process.poll() is not None
+            process = self.running[pod["metadata"]["uid"]]
+            ended = process.process.poll() is not None
             pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
             self.put(PODS, "DELETED" if ended else "MODIFIED", pod)
-            grace = pod["spec"]["grace"] if grace is None else grace
         if not ended:
-            os.killpg(process.pid, signal.SIGTERM)
-            timer = threading.Timer(grace, lambda: process.poll() is None and os.killpg(process.pid, signal.SIGKILL))
-            timer.daemon = True
-            timer.start()
+            process.stop(process.grace if grace is None else grace)
         return 200, pod
+
+    def evict(self, name):
+        self.delete_pod(name, reason="EvictionByEvictionAPI")
 
     def lose_node(self, name):
         """The node of the pod does not answer: its container goes on, and nothing more is heard of it."""
