@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the tests need, builds everything (CUDA sources too) and runs all tests.
 #   tests/run.sh          unit tests against committed goldens, end-to-end tests on a small model
-#   tests/run.sh --full   also slow sections: live peers, real model, large counts, images, sanitizers, fuzzers, linters
+#   tests/run.sh --full   also slow sections: live peers, real model, large counts, images, a control plane of Kubernetes,
+#                         sanitizers, fuzzers, linters
 # Ends with a table of the sections that ran, with time and result of each; exits non-zero if anything failed.
 # shellcheck disable=SC2317  # the sections are called by name
 set -euo pipefail
@@ -13,7 +14,7 @@ usage: tests/run.sh [--full] [--only SECTION[,SECTION...]]
            skipped for any reason other than missing hardware
   --only   run only these sections; image needs root and a Debian mirror
     always          setup build unit e2e deployment
-    with --full     races image long ci clang asan tsan fuzz lint
+    with --full     races image kubernetes long ci clang asan tsan fuzz lint
 END
 }
 
@@ -30,7 +31,7 @@ while (($#)); do
   shift
 done
 sections=" setup build unit e2e deployment "
-if $full; then sections+="races image long ci clang asan tsan fuzz lint "; fi
+if $full; then sections+="races image kubernetes long ci clang asan tsan fuzz lint "; fi
 for name in ${only//,/ }; do
   [[ $sections == *" $name "* ]] || { echo "run.sh: no section $name here (some need --full)" >&2; usage >&2; exit 2; }
 done
@@ -73,7 +74,7 @@ configure() {
 
 setup() {
   local options=(--cuda on --tests)
-  if $full; then options+=(--full --peers); fi
+  if $full; then options+=(--full --peers --kubernetes); fi
   deploy/setup.sh "${options[@]}"
 }
 # cases PRESET ARGUMENT...: runs CTest. With --full it fails if a test is skipped for any reason but missing hardware.
@@ -114,6 +115,8 @@ deployment() {
 image() {
   NIBBLE_IMAGE_WORK=$root/build/image "$python" -m pytest -q -ra -s --full --no-skips -m image tests/deploy/test_image.py
 }
+# Trainers as Jobs of a real control plane, which the setup builds.
+kubernetes() { "$python" -m pytest -q -ra --no-skips --continue-on-collection-errors tests/kubernetes; }
 # Benchmarks: the kernels beside the machine's roofs (ternary also beside llama.cpp), attention of packed rows, then the
 # whole program beside llama.cpp, PEFT and torchao. Each fails if a result is wrong. Only attention also fails if it is
 # slow, at ten times its bound. JSON goes beside the logs.
@@ -174,6 +177,7 @@ section deployment 'passed|failed' deployment
 if $full; then
   section races 'x the tokens' races
   section image 'passed|failed' image
+  section kubernetes 'passed|failed' kubernetes
   section long "$said_by_ctest" cases release -L "full|slow"
   section ci 'Linking|Building|no work' ci
   section clang 'Linking|Building|no work' clang

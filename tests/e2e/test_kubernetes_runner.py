@@ -16,8 +16,8 @@ from test_kill import check, create, wait_for_own_step, wait_for_step
 
 SAVE = 5
 TEMPLATES = {"cpu": {"spec": {"template": {"spec": {"containers": [{"name": "trainer", "image": "nibble-trainer:test"}]}}}}}
-FLAGS = ["--retry_backoff_scale", "0.01", "--lost_node_timeout_s", "1", "--kubernetes_server_name", "here", "--start_timeout_s", "2",
-         "--no_progress_timeout_s", "20", "--max_running_jobs", "4"]
+FLAGS = {"retry_backoff_scale": 0.01, "lost_node_timeout_s": 1, "kubernetes_server_name": "here", "start_timeout_s": 2,
+         "no_progress_timeout_s": 20, "max_running_jobs": 4}
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +42,15 @@ def cluster(tmp_path):
 
 @pytest.fixture
 def start(tmp_path, cluster, model_directory, text_file):
-    """start(*flags, templates=TEMPLATES): a server whose trainers run on the cluster, with the model and data of the tests."""
+    """start(templates, name of a flag=value, ...): a server whose trainers run on the cluster, with the model and data of
+    the tests."""
     servers = []
 
-    def begin(*flags, templates=TEMPLATES):
+    def begin(templates=TEMPLATES, **flags):
         (tmp_path / "templates.json").write_text(json.dumps(templates))
-        server = Server(tmp_path / "state", *cluster.flags, "--trainer_templates", tmp_path / "templates.json", *FLAGS, *flags).start()
+        flags = {"trainer_templates": tmp_path / "templates.json", **FLAGS, **flags}
+        words = (word for name, value in flags.items() for word in (f"--{name}", value))
+        server = Server(tmp_path / "state", *cluster.flags, *words).start()
         servers.append(server)
         server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
         server.run("datasets", "upload", text_file, "--name", "page")
@@ -161,6 +164,7 @@ def test_api_server_that_is_away_stops_nothing(on_cluster, calm):  # R29
     server, cluster = on_cluster
     job = create(server, "out")
     wait_for_own_step(server, job, 1)
+    trainer = trainer_of(cluster, job)
     cluster.go_away()
     wait_for_step(server, job, SAVE + 2)
     worst = 0
@@ -169,14 +173,14 @@ def test_api_server_that_is_away_stops_nothing(on_cluster, calm):  # R29
         server.json("jobs", "get", job)
         worst = max(worst, time.monotonic() - began)
     assert worst < 5
-    trainer_of(cluster, job).wait(timeout=120)
+    trainer.wait(timeout=120)
     assert server.json("jobs", "get", job)["state"] == "RUNNING", "its end is not known yet"
     cluster.come_back()
     check(server, job, calm, "out", attempts=1)
 
 
 def test_preempted_job_is_queued_again_as_a_new_suspended_job(start, cluster, calm, tmp_path):
-    server = start("--kubernetes_queue", "team")
+    server = start(kubernetes_queue="team")
     job = create(server, "out")
     watched = tmp_path / "events"
     with open(watched, "w") as out:

@@ -122,7 +122,7 @@ def imported_without_skip(source):
 
 def test_tests_are_collected_without_the_packages_of_full():
     assert imported_without_skip('import pytest\npytest.importorskip("peft")\nfrom peft import x\nfrom torch import y\n') == ["torch"]
-    files = [path for folder in ("e2e", "deploy") for path in sorted((ROOT / "tests" / folder).glob("*.py"))
+    files = [path for folder in ("e2e", "deploy", "kubernetes") for path in sorted((ROOT / "tests" / folder).glob("*.py"))
              if path.name.startswith("test_") or path.name == "conftest.py"]
     wrong = {path.name: packages for path in files if (packages := imported_without_skip(path.read_text()))}
     assert wrong == {}

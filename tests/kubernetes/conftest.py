@@ -1,0 +1,48 @@
+"""Tests on a real control plane of Kubernetes (tests/support/control_plane.py), which `deploy/setup.sh --kubernetes`
+builds. Without it they are skipped."""
+import importlib.util
+import os
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TOOLS = pathlib.Path(os.environ.get("NIBBLE_KUBERNETES", ROOT / "build/deps/kubernetes/bin"))
+PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager")
+
+# The Server class and the small model of the end-to-end tests, under another name because two files are called
+# conftest.
+sys.path.insert(0, str(ROOT / "tests/e2e"))
+_spec = importlib.util.spec_from_file_location("e2e_server", ROOT / "tests/e2e/conftest.py")
+_e2e = importlib.util.module_from_spec(_spec)
+sys.modules["e2e_server"] = _e2e
+_spec.loader.exec_module(_e2e)
+
+from e2e_server import BIN, TRAIN, Server, model_directory, text_file, trainers  # noqa: E402, F401 (for tests of tests/e2e)
+from no_skips import pytest_addoption, pytest_make_collect_report, pytest_runtest_makereport  # noqa: E402, F401 (pytest finds them here)
+
+pytest.register_assert_rewrite("test_kill", "test_kubernetes_runner", "control_plane")
+import pki  # noqa: E402
+from control_plane import Cluster, ControlPlane  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory):
+    missing = [name for name in PROGRAMS if not os.access(TOOLS / name, os.X_OK)]
+    if missing:
+        pytest.skip(f"{', '.join(missing)}: missing; install with deploy/setup.sh --kubernetes")
+    folder = tmp_path_factory.mktemp("plane")
+    plane = ControlPlane(folder, pki.Authority(folder / "pki"), TOOLS)
+    yield plane
+    plane.stop()
+
+
+@pytest.fixture
+def cluster(plane, tmp_path):
+    """A namespace of the control plane with one node. No test may make nibbled send a request that is refused as
+    unauthorized, forbidden or invalid."""
+    cluster = Cluster(plane, tmp_path, {"trainer": BIN / "nibble-trainer"})
+    yield cluster
+    cluster.stop()
+    assert [request for request in cluster.requests() if request[2] in (400, 401, 403, 405, 415, 422)] == []
