@@ -283,7 +283,8 @@ class KubernetesRunner : public Runner {
       attempt.uid = Metadata(*job, {"uid"});
       attempt.state.handle = StrCat(attempt.name, "/", attempt.uid);
     }
-    ClusterObjects objects{.job = job.get(), .refusals = attempt.refusals, .has_begun = attempt.has_begun};
+    ClusterObjects objects{
+        .job = job.get(), .refusals = attempt.refusals, .has_begun = attempt.has_begun, .stopping = attempt.stop};
     for (const Object& pod : pods) objects.pods.push_back(pod.get());
     const ClusterView view = ViewOf(objects);
     attempt.has_begun = view.has_begun;

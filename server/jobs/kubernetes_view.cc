@@ -1,6 +1,7 @@
 #include "server/jobs/kubernetes_view.h"
 
 #include <array>
+#include <csignal>
 #include <cstdlib>
 #include <initializer_list>
 #include <optional>
@@ -83,21 +84,29 @@ bool HasEnded(const Json& pod) {
   return phase == "Succeeded" || phase == "Failed";
 }
 
-TrainerEnd EndOfPod(const Json& pod) {
+TrainerEnd EndOfPod(const Json& pod, bool stopping) {
   const Json& terminated = TrainerStatus(pod, "terminated");
-  const bool killed_for_memory = Text(At(terminated, {"reason"})) == "OOMKilled";
-  if (killed_for_memory) return {.cause = Cause::kOutOfMemory, .detail = Text(At(terminated, {"message"}))};
+  const std::string reason = Text(At(terminated, {"reason"}));
+  if (reason == "OOMKilled") return {.cause = Cause::kOutOfMemory, .detail = Text(At(terminated, {"message"}))};
   const Json& code = At(terminated, {"exitCode"});
   const std::optional<int> exit_code =
       code.is_number_integer() ? std::optional<int>(code.get<int>()) : std::optional<int>();
   const Json* disruption = Condition(pod, "DisruptionTarget");
+  // The kubelet gives 137 to a container that never ran (pkg/kubelet/status/status_manager.go in kubernetes,
+  // TerminatePod).
+  const bool has_code = exit_code.has_value() && reason != "ContainerStatusUnknown";
   if (disruption != nullptr) {
     TrainerEnd end = FromDisruption(*disruption);
     // The kubelet reported the end, so its node answers.
-    if (exit_code.has_value() && end.cause == Cause::kNodeLost) end.cause = Cause::kEvicted;
+    if (has_code && end.cause == Cause::kNodeLost) end.cause = Cause::kEvicted;
     return end;
   }
-  if (exit_code.has_value()) return FromExitCode(*exit_code);
+  const TrainerEnd own = has_code ? FromExitCode(*exit_code) : TrainerEnd{.cause = Cause::kUnknown};
+  // Deleted by somebody else, and ended by that: it did not begin, it was still loading, or its grace period was short.
+  const bool deleted = !stopping && !At(pod, {"metadata", "deletionTimestamp"}).is_null();
+  const bool by_kubelet = own.cause == Cause::kSignaled && (own.value == SIGTERM || own.value == SIGKILL);
+  if (deleted && (by_kubelet || !has_code)) return {.cause = Cause::kDeleted};
+  if (has_code) return own;
   // Evicted by the kubelet before the container began: the pod's own status says why.
   if (Text(At(pod, {"status", "reason"})) == "Evicted") {
     return {.cause = Cause::kEvicted, .detail = Text(At(pod, {"status", "message"}))};
@@ -117,8 +126,9 @@ TrainerEnd EndOfJob(const Json& failed) {
     const long code = std::strtol(digits, &rest, 10);
     if (rest != digits) return FromExitCode(static_cast<int>(code));
   }
+  // It does not say which disruption. If the node was removed, the trainer may still write.
   if (message.find(" has condition DisruptionTarget") != std::string::npos) {
-    return {.cause = Cause::kEvicted, .detail = message};
+    return {.cause = Cause::kNodeLost, .detail = message};
   }
   return {.cause = Cause::kUnknown, .detail = ReasonAndMessage(failed)};
 }
@@ -193,7 +203,7 @@ ClusterView ViewOf(const ClusterObjects& objects) {
     return view;
   };
   if (suspended && view.has_begun) return ended({.cause = Cause::kPreempted, .detail = SuspensionOf(job)});
-  if (ended_pod != nullptr) return ended(EndOfPod(*ended_pod));
+  if (ended_pod != nullptr) return ended(EndOfPod(*ended_pod, objects.stopping));
   if (objects.job == nullptr) return view;
   if (failed != nullptr) return ended(EndOfJob(*failed));
   if (Condition(job, "Complete") != nullptr) return ended(FromExitCode(0));

@@ -36,6 +36,7 @@ struct ClusterObjects {
   std::vector<const base::Json*> pods = {};  // of the Job
   std::vector<std::string> refusals = {};    // messages of events: why the Job controller could not create a pod
   bool has_begun = false;                    // a pod has run, whether or not it is among `pods`
+  bool stopping = false;                     // this server deletes the pods
 };
 
 // Reads unknown or malformed fields as absent. The cause of the end is read from the pod, and once the pod is gone,

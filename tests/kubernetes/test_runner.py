@@ -77,6 +77,24 @@ def test_pod_deleted_by_a_stranger_resumes_with_the_same_bits(on_cluster, calm):
     assert server.json("jobs", "get", job).get("retries", 0) == 0
 
 
+def test_trainer_that_the_deletion_of_its_pod_kills_counts_no_retry(on_cluster, calm):
+    server, cluster = on_cluster
+    job = create(server, "out")
+    wait_for_step(server, job, SAVE + 2)
+    trainer_of(cluster, job).send_signal(signal.SIGSTOP)  # it does not end by itself
+    cluster.api.call("DELETE", f"{cluster.pod_path}/{pod_of(cluster, job)}", {"gracePeriodSeconds": 1})
+    check(server, job, calm, "out")
+    assert server.json("jobs", "get", job).get("retries", 0) == 0
+
+
+def test_trainer_without_its_job_goes_on(on_cluster, calm):
+    server, cluster = on_cluster
+    job = create(server, "out")
+    wait_for_step(server, job, SAVE + 2)
+    cluster.api.call("DELETE", f"{cluster.job_path}/nibble-{job}-1", {"propagationPolicy": "Orphan"})
+    check(server, job, calm, "out", attempts=1)
+
+
 def test_template_that_fits_restricted_pod_security_runs(start, cluster, calm):
     cluster.label({"pod-security.kubernetes.io/enforce": "restricted"})
     server = start(templates({"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}},
@@ -101,7 +119,6 @@ def test_image_that_cannot_be_pulled_fails_with_the_message_of_the_pod(start, cl
     soon(lambda: cluster.jobs() == [])
 
 
-@pytest.mark.xfail(strict=True, reason="EndOfPod takes the 137 of ContainerStatusUnknown for a SIGKILL of the trainer")
 def test_pod_deleted_before_it_began_counts_no_retry(start, cluster):
     server = start(templates({"image": ABSENT}), start_timeout_s=600)
     job = create(server, "out")
@@ -121,7 +138,6 @@ def test_pod_evicted_by_its_node_resumes_with_the_same_bits(on_cluster, calm):
     assert "EVICTED" in reasons(server, job)
 
 
-@pytest.mark.xfail(strict=True, reason="EndOfJob takes a removed node for an eviction, so the old trainer writes on")
 def test_trainer_whose_node_was_removed_while_no_server_ran_is_fenced(on_cluster, calm):
     server, cluster = on_cluster
     job = create(server, "out")
@@ -143,7 +159,6 @@ def test_trainer_whose_node_was_removed_while_no_server_ran_is_fenced(on_cluster
     check(server, job, calm, "out")
 
 
-@pytest.mark.xfail(strict=True, reason="a full quota counts as a broken template")
 def test_trainer_over_the_quota_of_its_namespace_waits(start, cluster, tmp_path):
     server = start(max_retries=0)
     cluster.set_quota(0)

@@ -82,6 +82,22 @@ TEST(KubernetesViewTest, EndOfAPodGivesTheCause) {
   }
 }
 
+TEST(KubernetesViewTest, EndByADeletionIsThatOfSomebodyElseUnlessThisServerStopsTheTrainer) {
+  const auto deleted = [](Json pod) {
+    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z";
+    return pod;
+  };
+  const Json job = Job(), killed = deleted(Ended(137)), unstarted = deleted(Parsed(R"({"status":{"phase":"Failed"}})"));
+  for (const Json& pod : {killed, unstarted, deleted(Ended(143)), deleted(Ended(137, "ContainerStatusUnknown"))}) {
+    EXPECT_EQ(View(job, pod).end.cause, Cause::kDeleted) << base::Dump(pod);
+  }
+  EXPECT_EQ(ViewOf({.job = &job, .pods = {&killed}, .stopping = true}).end.cause, Cause::kSignaled);
+  EXPECT_EQ(ViewOf({.job = &job, .pods = {&unstarted}, .stopping = true}).end.cause, Cause::kUnknown);
+  EXPECT_EQ(View(job, deleted(Ended(75))).end.value, 75) << "it has saved its state";
+  EXPECT_EQ(View(job, deleted(Ended(139))).end.value, 11) << "a deletion causes no such signal";
+  EXPECT_EQ(View(job, Ended(137, "ContainerStatusUnknown")).end.cause, Cause::kUnknown);
+}
+
 TEST(KubernetesViewTest, OnceThePodIsGoneTheJobGivesTheCause) {
   const auto failed = [](const std::string& message) {
     return View(Job(Condition("Failed", "PodFailurePolicy", message))).end;
@@ -95,7 +111,8 @@ TEST(KubernetesViewTest, OnceThePodIsGoneTheJobGivesTheCause) {
   EXPECT_EQ(refused.cause, Cause::kExited);
   EXPECT_EQ(refused.value, 42);
   EXPECT_EQ(failed("Pod ns/j-0-abcde has condition DisruptionTarget matching FailJob rule at index 0").cause,
-            Cause::kEvicted);
+            Cause::kNodeLost)
+      << "the trainer of a removed node may still write";
   const TrainerEnd other = View(Job(Condition("Failed", "DeadlineExceeded", "active longer than 9 s"))).end;
   EXPECT_EQ(other.cause, Cause::kUnknown);
   EXPECT_EQ(other.detail, "DeadlineExceeded: active longer than 9 s");
