@@ -1,6 +1,7 @@
 """A cluster for tests: an API server over TLS with the calls that nibbled makes, the parts of the Job controller that a
-trainer's Job uses, and a kubelet that runs a pod's container as a process of this machine. Answers and messages are those
-of Kubernetes 1.35. Not part of it: scheduling, namespaces, rights, images."""
+trainer's Job uses, and a kubelet that runs a pod's container as a process of this machine. Answers, messages and the order
+of changes are those of Kubernetes 1.35: tests/kubernetes runs the same tests on a real control plane. Not part of it:
+scheduling, namespaces, rights, images."""
 import copy
 import http.server
 import json
@@ -105,6 +106,9 @@ class Cluster:
         with self.lock:
             job = copy.deepcopy(self.objects[JOBS][name])
             job["spec"]["suspend"] = suspend
+            self.put(JOBS, "MODIFIED", copy.deepcopy(job))
+            reason, message = ("JobSuspended", "Job suspended") if suspend else ("JobResumed", "Job resumed")
+            job["status"]["conditions"] = [condition("Suspended", reason, message, str(suspend))]
             self.put(JOBS, "MODIFIED", job)
             pods = [pod for pod in self.objects[PODS].values() if self.owner(pod) == name]
             if not suspend and not pods:
@@ -125,10 +129,10 @@ class Cluster:
         process = PodProcess(self.programs, spec, uid, self.folder / f"{name}.log")
         self.running[uid] = process
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "uid": uid, "namespace": "ml", "labels": labels},
-               "spec": {},
-               "status": {"phase": "Running", "conditions": [],
-                          "containerStatuses": [{"name": process.container["name"], "state": {"running": {}}}]}}
-        self.put(PODS, "ADDED", pod)
+               "spec": {}, "status": {"phase": "Pending", "conditions": []}}
+        self.put(PODS, "ADDED", copy.deepcopy(pod))
+        pod["status"].update(phase="Running", containerStatuses=[{"name": process.container["name"], "state": {"running": {}}}])
+        self.put(PODS, "MODIFIED", pod)
         threading.Thread(target=self.follow, args=(name, process), daemon=True).start()
 
     def follow(self, pod_name, process):
@@ -138,7 +142,8 @@ class Cluster:
             if pod is None or pod["spec"].get("lost"):
                 return
             pod["status"]["phase"] = "Failed" if code else "Succeeded"
-            pod["status"]["containerStatuses"] = [{"name": process.container["name"], "state": {"terminated": {"exitCode": code}}}]
+            pod["status"]["containerStatuses"] = [{"name": process.container["name"], "state": {"terminated": {
+                "exitCode": code, "reason": "Error" if code else "Completed"}}}]
             self.put(PODS, "MODIFIED", pod)
             self.end_job(pod, code)
             if "deletionTimestamp" in pod["metadata"]:
@@ -151,13 +156,17 @@ class Cluster:
             return
         disrupted = any(one["type"] == "DisruptionTarget" for one in pod["status"]["conditions"])
         name = f"ml/{pod['metadata']['name']}"
-        if disrupted:
+        first, last, reason = "FailureTarget", "Failed", "PodFailurePolicy"
+        if code == 0:
+            first, last, reason = "SuccessCriteriaMet", "Complete", "CompletionsReached"
+            message = "Reached expected number of succeeded pods"
+        elif disrupted:
             message = f"Pod {name} has condition DisruptionTarget matching FailJob rule at index 0"
         else:
             message = f"Container trainer for pod {name} failed with exit code {code} matching FailJob rule at index 1"
-        condition = {"type": "Failed", "reason": "PodFailurePolicy", "message": message} if disrupted or code else \
-            {"type": "Complete", "reason": "CompletionsReached", "message": "Reached expected number of succeeded pods"}
-        job["status"]["conditions"] = [{**condition, "status": "True"}]
+        job["status"]["conditions"] = [condition(first, reason, message)]
+        self.put(JOBS, "MODIFIED", copy.deepcopy(job))
+        job["status"]["conditions"].append(condition(last, reason, message))
         self.put(JOBS, "MODIFIED", job)
 
     def remove_deleted_job(self, name):
@@ -165,14 +174,18 @@ class Cluster:
         if job is not None and "deletionTimestamp" in job["metadata"]:
             self.put(JOBS, "DELETED", job)
 
-    def delete_pod(self, name, grace=None, reason=None):
-        """`reason`: of the condition DisruptionTarget."""
+    def disrupt(self, name, reason, message):
+        """Adds the condition DisruptionTarget to a pod."""
+        with self.lock:
+            pod = copy.deepcopy(self.objects[PODS][name])
+            pod["status"]["conditions"] = [condition("DisruptionTarget", reason, message)]
+            self.put(PODS, "MODIFIED", pod)
+
+    def delete_pod(self, name, grace=None):
         with self.lock:
             pod = copy.deepcopy(self.objects[PODS].get(name))
             if pod is None:
                 return 404, failure(404, "NotFound", f'pods "{name}" not found')
-            if reason is not None:
-                pod["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "a test"}]
             process = self.running[pod["metadata"]["uid"]]
             ended = process.process.poll() is not None
             pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -182,15 +195,16 @@ class Cluster:
         return 200, pod
 
     def evict(self, name):
-        self.delete_pod(name, reason="EvictionByEvictionAPI")
+        self.disrupt(name, "EvictionByEvictionAPI", "Eviction API: evicting")
+        self.delete_pod(name)
 
     def lose_node(self, name):
         """The node of the pod does not answer: its container goes on, and nothing more is heard of it."""
+        self.disrupt(name, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
         with self.lock:
             pod = copy.deepcopy(self.objects[PODS][name])
             pod["spec"]["lost"] = True
             pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-            pod["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "message": "a test"}]
             self.put(PODS, "MODIFIED", pod)
 
     def delete_job(self, name, options):
@@ -201,8 +215,12 @@ class Cluster:
             wanted = options.get("preconditions", {}).get("uid", job["metadata"]["uid"])
             if wanted != job["metadata"]["uid"]:
                 return 409, failure(409, "Conflict", "the UID in the precondition does not match")
-            pods = [pod["metadata"]["name"] for pod in self.objects[PODS].values() if self.owner(pod) == name and not pod["spec"].get("lost")]
-            foreground = options.get("propagationPolicy") == "Foreground" and pods
+            pods = [pod["metadata"]["name"] for pod in self.objects[PODS].values()
+                    if self.owner(pod) == name and not pod["spec"].get("lost")]
+            policy = options.get("propagationPolicy", "Orphan")  # the default of the API for Jobs
+            if policy == "Orphan":
+                pods = []
+            foreground = policy == "Foreground" and pods
             job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
             self.put(JOBS, "MODIFIED" if foreground else "DELETED", job)
         for pod in pods:
@@ -211,6 +229,10 @@ class Cluster:
             if not [pod for pod in self.objects[PODS].values() if self.owner(pod) == name]:
                 self.remove_deleted_job(name)
         return 200, job
+
+
+def condition(kind, reason, message, status="True"):
+    return {"type": kind, "status": status, "reason": reason, "message": message}
 
 
 def failure(code, reason, message):
