@@ -328,7 +328,8 @@ make_kubernetes_module() {
   local module=$1 version=${NIBBLE_KUBERNETES#*@} own
   own=$(cd "$module" && env "${go_environment[@]}" "$go" mod download -json "$NIBBLE_KUBERNETES" | sed -n 's/.*"GoMod": "\(.*\)".*/\1/p')
   [[ -f $own ]] || return 1
-  printf 'module tools\n\ngo %s\n\nrequire %s\n\n' "$NIBBLE_GO_MIN" "${NIBBLE_KUBERNETES/@/ }" >"$module/go.mod"
+  printf 'module tools\n\nrequire %s\n\n' "${NIBBLE_KUBERNETES/@/ }" >"$module/go.mod"
+  sed -n '/^go /p; /^godebug /p' "$own" >>"$module/go.mod"
   sed -n "s|^\t\(k8s.io/.*\) => ./staging/.*|replace \1 => \1 v0.${version#v1.}|p" "$own" >>"$module/go.mod"
   printf '//go:build tools\n\npackage tools\n' >"$module/tools.go"
   printf '\nimport _ "k8s.io/kubernetes/cmd/%s"\n' "${@:2}" >>"$module/tools.go"
