@@ -116,6 +116,7 @@ class Cluster:
     def __init__(self, plane, folder, programs):
         name = f"ml-{uuid.uuid4().hex[:8]}"
         self.plane, self.api, self.name = plane, plane.api, name
+        self.restarted = False  # the API server ended once
         self.job_path, self.pod_path = f"/apis/batch/v1/namespaces/{name}/jobs", f"/api/v1/namespaces/{name}/pods"
         space = f"/api/v1/namespaces/{name}"
         rights = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{name}"
@@ -205,6 +206,7 @@ class Cluster:
 
     def go_away(self):
         """The API server ends."""
+        self.restarted = True
         self.plane.end("kube-apiserver")
 
     def come_back(self):
