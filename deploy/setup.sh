@@ -15,8 +15,8 @@ usage: deploy/setup.sh [--cuda auto|on|off] [--tests] [--full] [--peers] [--kube
   --full        also the linters, the tools for the chart's checks (built with Go), and PyTorch, transformers, peft,
                 bitsandbytes, torchao and compressed-tensors for Python (4 GB)
   --peers       also llama-cpp-python, compiled here (takes minutes)
-  --kubernetes  also the control plane of tests/kubernetes: etcd, and two programs of Kubernetes built with Go (takes
-                tens of minutes and 3 GB for Go's cache)
+  --kubernetes  also the control plane of tests/kubernetes: etcd, and programs of Kubernetes and Kueue built with Go
+                (takes tens of minutes and 3 GB for Go's cache)
 EOF
 }
 
@@ -345,6 +345,18 @@ build_kubernetes() {
   (cd "$deps/kubernetes/module" && env "${go_environment[@]}" "$go" build -p 1 -trimpath -ldflags "$flags" -o "$bin/$1" "k8s.io/kubernetes/cmd/$1")
 }
 
+# Kueue's program and the definitions of its types.
+build_kueue() {
+  local module=$deps/kubernetes/kueue-module crds=$deps/kubernetes/kueue-crds folder
+  mkdir -p "$module" "$crds"
+  printf 'module tools\n\nrequire %s\n' "${NIBBLE_KUEUE/@/ }" >"$module/go.mod"
+  printf '//go:build tools\n\npackage tools\n\nimport _ "sigs.k8s.io/kueue/cmd/kueue"\n' >"$module/tools.go"
+  (cd "$module" && env "${go_environment[@]}" "$go" mod tidy &&
+    env "${go_environment[@]}" "$go" build -p 1 -trimpath -ldflags "-s -w" -o "$bin/kueue" sigs.k8s.io/kueue/cmd/kueue) || return 1
+  folder=$(env "${go_environment[@]}" "$go" mod download -json "$NIBBLE_KUEUE" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
+  install -m 0644 "$folder"/config/components/crd/bases/*.yaml "$crds/"
+}
+
 install_kubernetes() {
   local go go_environment bin=$deps/kubernetes/bin module=$deps/kubernetes/module name missing=()
   mkdir -p "$bin" "$module" "$deps/tools"
@@ -356,12 +368,14 @@ install_kubernetes() {
   for name in kube-controller-manager kube-apiserver; do
     stamped "tool-$name" "$NIBBLE_KUBERNETES" && [[ -x $bin/$name ]] || missing+=("$name")
   done
-  if ((${#missing[@]} == 0)); then
-    say "kubernetes: ${NIBBLE_KUBERNETES#*@} is installed"
+  if ((${#missing[@]} == 0)) && stamped tool-kueue "$NIBBLE_KUEUE" && [[ -x $bin/kueue ]]; then
+    say "kubernetes: ${NIBBLE_KUBERNETES#*@} and Kueue ${NIBBLE_KUEUE#*@} are installed"
     return
   fi
   need_disk_mb 5000 "building Kubernetes"
   find_go
+  go_tool kueue "$NIBBLE_KUEUE" build_kueue
+  ((${#missing[@]} > 0)) || return 0
   make_kubernetes_module "$module" kube-controller-manager kube-apiserver >"$deps/tools/kubernetes.log" 2>&1 ||
     { tail -n 20 "$deps/tools/kubernetes.log" >&2; fail "the Go proxy has no $NIBBLE_KUBERNETES; full log: $deps/tools/kubernetes.log"; }
   for name in "${missing[@]}"; do

@@ -1,0 +1,124 @@
+"""Trainers in a queue of a real Kueue. Needs root: Kueue reads certificates from a fixed folder in /etc, which it gets in
+a mount namespace of its own."""
+import os
+import subprocess
+import urllib.request
+
+import pytest
+import yaml
+
+from conftest import TOOLS
+from control_plane import free_ports
+from soon import soon
+from test_kill import check, create, wait_for_step
+from test_kubernetes_runner import SAVE, calm, start  # noqa: F401 (fixtures)
+
+VERSION = "kueue.x-k8s.io/v1beta2"
+BASE = f"/apis/{VERSION}"
+QUEUE, PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
+# One trainer at a time: each has two threads.
+FLAVOR = {"name": "default", "resources": [{"name": "cpu", "nominalQuota": "2"}, {"name": "memory", "nominalQuota": "100Gi"}]}
+ALL = {"namespaceSelector": {}, "preemption": {"withinClusterQueue": "LowerPriority"},
+       "resourceGroups": [{"coveredResources": ["cpu", "memory"], "flavors": [FLAVOR]}]}
+
+
+def define_types(api):
+    """Kueue's types, without the webhook that converts between versions. Kueue ends if discovery lacks one of them."""
+    plurals = set()
+    for file in sorted((TOOLS.parent / "kueue-crds").glob("*.yaml")):
+        definition = yaml.safe_load(file.read_text())
+        definition["spec"].pop("conversion", None)
+        versions = definition["spec"]["versions"]
+        newest = max(one["name"] for one in versions)
+        if newest in VERSION:
+            plurals.add(definition["spec"]["names"]["plural"])
+        for one in versions:
+            one["storage"] = one["name"] == newest
+        api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
+    soon(lambda: api.code("GET", BASE) == 200 and plurals <= {one["name"] for one in api.call("GET", BASE)["resources"]})
+    for plural in plurals:
+        soon(lambda: api.code("GET", f"{BASE}/{plural}") == 200)
+
+
+def put(api, plural, kind, name, **fields):
+    api.call("POST", f"{BASE}/{plural}", {"apiVersion": VERSION, "kind": kind, "metadata": {"name": name}, **fields})
+
+
+@pytest.fixture(scope="module")
+def kueue(plane, tmp_path_factory):
+    """One queue of the cluster, `all`, and priorities `low` and `high`."""
+    if not os.access(TOOLS / "kueue", os.X_OK):
+        pytest.skip("kueue: missing; install with deploy/setup.sh --kubernetes")
+    if os.geteuid() != 0:
+        pytest.skip("Kueue needs root")
+    folder = tmp_path_factory.mktemp("kueue")
+    define_types(plane.api)
+    plane.api.call("POST", "/api/v1/namespaces", {"metadata": {"name": "kueue-system"}})
+    webhook, health = free_ports(2)
+    (folder / "config.yaml").write_text(yaml.safe_dump({
+        "apiVersion": "config.kueue.x-k8s.io/v1beta2", "kind": "Configuration", "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
+        "metrics": {"bindAddress": "0"}, "webhook": {"port": webhook, "certDir": "/etc/kueue"}, "leaderElection": {"leaderElect": False},
+        "internalCertManagement": {"enable": False}, "integrations": {"frameworks": ["batch/job"]}}))
+    certificate, key = plane.authority.issue("kueue", "DNS:kueue")
+    script = """set -e
+        mount -t tmpfs tmpfs /etc
+        for folder in /etc/kueue /etc/kueue/metrics/certs; do
+          mkdir -p "$folder"
+          cp "$1" "$folder/tls.crt"
+          cp "$2" "$folder/tls.key"
+        done
+        shift 2
+        exec "$@" """
+    with open(folder / "kueue.log", "ab") as out:
+        process = subprocess.Popen(["unshare", "-m", "bash", "-c", script, "_", certificate, key, TOOLS / "kueue", "--config",
+                                    folder / "config.yaml", "--kubeconfig", plane.folder / "controllers.yaml",
+                                    "--feature-gates=VisibilityOnDemand=false"],
+                                   env={"PATH": "/usr/bin:/bin:/usr/sbin"}, stdin=subprocess.DEVNULL, stdout=out,
+                                   stderr=subprocess.STDOUT)
+
+    def ready():
+        assert process.poll() is None, (folder / "kueue.log").read_text()[-1500:]
+        try:
+            return urllib.request.urlopen(f"http://127.0.0.1:{health}/readyz", timeout=2).status == 200
+        except OSError:
+            return False
+    soon(ready)
+    put(plane.api, "resourceflavors", "ResourceFlavor", "default", spec={})
+    put(plane.api, "clusterqueues", "ClusterQueue", "all", spec=ALL)
+    for name, value in (("low", 1), ("high", 1000)):
+        put(plane.api, "workloadpriorityclasses", "WorkloadPriorityClass", name, value=value)
+    yield
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def queue(kueue, cluster):
+    """The name of a queue of the cluster's namespace."""
+    put(cluster.api, f"namespaces/{cluster.name}/localqueues", "LocalQueue", "team", spec={"clusterQueue": "all"})
+    return "team"
+
+
+def test_second_trainer_waits_for_the_quota_of_the_first(start, cluster, queue, calm):
+    server = start(kubernetes_queue=queue)
+    jobs = [create(server, name) for name in ("first", "second")]
+    for job, name in zip(jobs, ("first", "second")):
+        check(server, job, calm, name, attempts=1)
+    assert [cluster.created().count(f"nibble-{job}-1") for job in jobs] == [1, 1]
+
+
+def test_preempted_trainer_resumes_with_the_same_bits_and_no_counted_retry(start, cluster, queue, calm, tmp_path):
+    server = start(kubernetes_queue=queue)
+    job = create(server, "out")
+    wait_for_step(server, job, SAVE + 2)
+    urgent = tmp_path / "urgent"
+    urgent.write_text("#!/bin/sh\nexit 0\n")
+    urgent.chmod(0o700)
+    cluster.kubelet.programs["urgent"] = urgent
+    container = {"name": "urgent", "image": "urgent:test", "resources": {"requests": {"cpu": "2"}}}
+    cluster.api.call("POST", cluster.job_path, {
+        "metadata": {"name": "urgent", "labels": {QUEUE: queue, PRIORITY: "high"}},
+        "spec": {"suspend": True, "template": {"spec": {"restartPolicy": "Never", "containers": [container]}}}})
+    check(server, job, calm, "out")
+    assert server.json("jobs", "get", job).get("retries", 0) == 0
+    assert cluster.created() == [f"nibble-{job}-1", f"nibble-{job}-2"]
