@@ -7,7 +7,6 @@
 #include <cstring>
 #include <utility>
 
-#include "server/base/error.h"
 #include "server/base/files.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -18,20 +17,6 @@ namespace nibble::jobs {
 namespace {
 
 constexpr std::uint64_t kMaxHolderBytes = 256;
-
-absl::Status WriteHolder(int fd, const std::string& path, const std::string& holder) {
-  std::size_t written = 0;
-  while (written < holder.size()) {
-    const ssize_t n = ::write(fd, holder.data() + written, holder.size() - written);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) break;
-    written += static_cast<std::size_t>(n);
-  }
-  if (written == holder.size() && ::fsync(fd) == 0) return absl::OkStatus();
-  const std::string why = base::StrCat("write ", path, ": ", std::strerror(errno));
-  if (errno != ENOSPC && errno != EDQUOT) return absl::InternalError(why);
-  return base::WithReason(absl::ResourceExhaustedError(why), "DISK_FULL");
-}
 
 }  // namespace
 
@@ -44,9 +29,10 @@ absl::StatusOr<AttemptClaim> AttemptClaim::Take(const std::string& attempt_direc
         base::StrCat(attempt_directory, " belongs to ", other.ok() ? *other : std::string("another process")));
   }
   if (fd < 0) return absl::InternalError(base::StrCat("create ", claim.path_, ": ", std::strerror(errno)));
-  const absl::Status written = WriteHolder(fd, claim.path_, claim.holder_);
   ::close(fd);
-  NIBBLE_RETURN_IF_ERROR(written);
+  NIBBLE_ASSIGN_OR_RETURN(const auto file, base::RealFileSystem().OpenForAppend(claim.path_));
+  NIBBLE_RETURN_IF_ERROR(file->Append(claim.holder_));
+  NIBBLE_RETURN_IF_ERROR(file->Sync());
   NIBBLE_RETURN_IF_ERROR(base::RealFileSystem().SyncDirectory(attempt_directory));
   return claim;
 }
@@ -58,11 +44,10 @@ std::string ClaimHolder(const std::string& attempt_directory) {
 }
 
 bool AttemptClaim::held() const {
-  const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return errno != ENOENT && errno != ENOTDIR;  // ENOTDIR: a file has replaced the attempt's directory
-  ::close(fd);
   const auto holder = base::RealFileSystem().Read(path_, kMaxHolderBytes);
-  return !holder.ok() || *holder == holder_;
+  if (holder.ok()) return *holder == holder_;
+  // InvalidArgument: a file has replaced the attempt's directory.
+  return !absl::IsNotFound(holder.status()) && !absl::IsInvalidArgument(holder.status());
 }
 
 }  // namespace nibble::jobs

@@ -1,5 +1,6 @@
-// Which process an attempt belongs to. A cluster may start two pods for one attempt, and may leave a trainer running on
-// a lost node after the server has given up the attempt: at most one process may write into the attempt's directory.
+// The process to which an attempt belongs. A cluster may start two pods for one attempt, and may leave a trainer
+// running on a lost node after the server has given up the attempt: at most one process may write into the attempt's
+// directory.
 #pragma once
 #include <string>
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <initializer_list>
 #include <map>
 #include <optional>
 #include <set>
@@ -20,6 +19,7 @@
 #include "server/jobs/stray_processes.h"
 #include "server/kube/api_client.h"
 #include "server/kube/backoff.h"
+#include "server/kube/fields.h"
 #include "server/kube/jobs_api.h"
 #include "server/kube/object_cache.h"
 #include "server/store/layout.h"
@@ -43,23 +43,10 @@ constexpr absl::Duration kKillAgain = absl::Seconds(5);
 // A created Job that the watch has not shown after this time is read by name: it may have been deleted meanwhile.
 constexpr absl::Duration kLookForJob = absl::Seconds(5);
 
-// metadata.KEY or metadata.MAP.KEY; "" if it is not a text.
-std::string Metadata(const Json& object, std::initializer_list<const char*> path) {
-  const Json* at = &object;
-  const auto enter = [&at](const char* key) {
-    const auto found = at->is_object() ? at->find(key) : at->end();
-    at = at->is_object() && found != at->end() ? &*found : nullptr;
-    return at != nullptr;
-  };
-  if (!enter("metadata")) return "";
-  for (const char* key : path) {
-    if (!enter(key)) return "";
-  }
-  return at->is_string() ? at->get<std::string>() : "";
-}
 // The name of the Job to which a pod belongs.
 std::string JobOf(const Json& pod) {
-  return StrCat("nibble-", Metadata(pod, {"labels", kJobLabel}), "-", Metadata(pod, {"labels", kAttemptLabel}));
+  return StrCat("nibble-", kube::TextAt(pod, {"metadata", "labels", kJobLabel}), "-",
+                kube::TextAt(pod, {"metadata", "labels", kAttemptLabel}));
 }
 
 // Keeps what ViewOf and the runner read: thousands of objects stay in memory.
@@ -257,7 +244,7 @@ class KubernetesRunner : public Runner {
     if (!open_) return;
     Pods pods;
     for (const Object& pod : pods_->Snapshot()) pods[JobOf(*pod)].push_back(pod);
-    // One collection without the other may show an end that is none, or another cause of it.
+    // With only one of the collections, a trainer that runs could look ended, or an end could have another cause.
     const bool synced = jobs_->synced() && pods_->synced();
     std::set<std::string> names;
     for (auto it = attempts_.begin(); it != attempts_.end();) {
@@ -280,7 +267,7 @@ class KubernetesRunner : public Runner {
     if (job != nullptr && !attempt.seen) {
       if (!IsOurs(attempt, *job)) return EndBecauseOfStranger(attempt);
       attempt.seen = attempt.created = attempt.posted = true;
-      attempt.uid = Metadata(*job, {"uid"});
+      attempt.uid = kube::TextAt(*job, {"metadata", "uid"});
       attempt.state.handle = StrCat(attempt.name, "/", attempt.uid);
     }
     ClusterObjects objects{
@@ -310,8 +297,8 @@ class KubernetesRunner : public Runner {
   }
 
   bool IsOurs(const Attempt& attempt, const Json& job) const {
-    return Metadata(job, {"labels", kServerLabel}) == options_.jobs.server &&
-           Metadata(job, {"labels", kJobLabel}) == attempt.request.job_id;
+    return kube::TextAt(job, {"metadata", "labels", kServerLabel}) == options_.jobs.server &&
+           kube::TextAt(job, {"metadata", "labels", kJobLabel}) == attempt.request.job_id;
   }
   void EndBecauseOfStranger(Attempt& attempt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     End(attempt, {.cause = Cause::kNotStarted,
@@ -382,7 +369,7 @@ class KubernetesRunner : public Runner {
     if (Now() < attempt.not_before) return WakeAt(attempt.not_before);
     const bool ended = attempt.state.phase == State::kEnded;
     if (job != nullptr && (attempt.forgotten || attempt.stop) && !attempt.deleting)
-      return Delete(attempt, Metadata(*job, {"uid"}));
+      return Delete(attempt, kube::TextAt(*job, {"metadata", "uid"}));
     if (attempt.kill && !ended && !pods.empty()) return Kill(attempt, pods);
     if (ended || attempt.forgotten) return;
     if (!attempt.created && !attempt.stop) {
@@ -465,7 +452,8 @@ class KubernetesRunner : public Runner {
       const auto done = [this](Attempt& one, const absl::StatusOr<Json>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         if (!answer.ok() && !absl::IsNotFound(answer.status())) Pause(one, answer.status());
       };
-      return Sent(attempt, api_.DeletePod(Metadata(*pod, {"name"}), Metadata(*pod, {"uid"}), 1, Then(attempt, done)));
+      return Sent(attempt, api_.DeletePod(kube::TextAt(*pod, {"metadata", "name"}),
+                                          kube::TextAt(*pod, {"metadata", "uid"}), 1, Then(attempt, done)));
     }
   }
 
@@ -504,7 +492,7 @@ class KubernetesRunner : public Runner {
   void Sweep(const std::set<std::string>& names) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     std::map<std::string, absl::Duration> next;
     for (const Object& job : jobs_->Snapshot()) {
-      const std::string name = Metadata(*job, {"name"}), uid = Metadata(*job, {"uid"});
+      const std::string name = kube::TextAt(*job, {"metadata", "name"}), uid = kube::TextAt(*job, {"metadata", "uid"});
       if (names.contains(name)) continue;
       const auto before = swept_.find(uid);
       absl::Duration& at = next.try_emplace(uid, before == swept_.end() ? Now() : before->second).first->second;

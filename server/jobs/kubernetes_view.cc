@@ -3,13 +3,13 @@
 #include <array>
 #include <csignal>
 #include <cstdlib>
-#include <initializer_list>
 #include <optional>
 #include <string_view>
 #include <utility>
 
 #include "server/base/strings.h"
 #include "server/jobs/attempt.h"
+#include "server/kube/fields.h"
 
 namespace nibble::jobs {
 
@@ -19,27 +19,14 @@ namespace {
 
 using base::Json;
 using base::StrCat;
+using kube::At;
+using kube::TextAt;
 using Cause = TrainerEnd::Cause;
 using Phase = ClusterView::Phase;
 
-// The value at the path; null if there is none.
-const Json& At(const Json& object, std::initializer_list<const char*> path) {
-  static const Json kNull;
-  const Json* at = &object;
-  for (const char* key : path) {
-    if (!at->is_object()) return kNull;
-    const auto found = at->find(key);
-    if (found == at->end()) return kNull;
-    at = &*found;
-  }
-  return *at;
-}
-
-std::string Text(const Json& value) { return value.is_string() ? value.get<std::string>() : std::string(); }
-
 // "REASON: MESSAGE", or one of them.
 std::string ReasonAndMessage(const Json& object) {
-  const std::string reason = Text(At(object, {"reason"})), message = Text(At(object, {"message"}));
+  const std::string reason = TextAt(object, {"reason"}), message = TextAt(object, {"message"});
   return reason.empty() || message.empty() ? reason + message : StrCat(reason, ": ", message);
 }
 
@@ -48,7 +35,7 @@ const Json* Condition(const Json& object, std::string_view type) {
   const Json& conditions = At(object, {"status", "conditions"});
   if (!conditions.is_array()) return nullptr;
   for (const Json& one : conditions) {
-    if (Text(At(one, {"type"})) == type && Text(At(one, {"status"})) == "True") return &one;
+    if (TextAt(one, {"type"}) == type && TextAt(one, {"status"}) == "True") return &one;
   }
   return nullptr;
 }
@@ -59,7 +46,7 @@ const Json& TrainerStatus(const Json& pod, const char* state) {
   const Json& statuses = At(pod, {"status", "containerStatuses"});
   if (!statuses.is_array()) return kNull;
   for (const Json& one : statuses) {
-    if (Text(At(one, {"name"})) == kTrainerContainer) return At(one, {"state", state});
+    if (TextAt(one, {"name"}) == kTrainerContainer) return At(one, {"state", state});
   }
   return kNull;
 }
@@ -72,7 +59,7 @@ TrainerEnd FromExitCode(int code) {
 
 // The cause that the cluster gives for the disruption of a pod.
 TrainerEnd FromDisruption(const Json& condition) {
-  const std::string reason = Text(At(condition, {"reason"}));
+  const std::string reason = TextAt(condition, {"reason"});
   TrainerEnd end{.cause = Cause::kEvicted, .detail = ReasonAndMessage(condition)};
   if (reason == "PreemptionByScheduler") end.cause = Cause::kPreempted;
   if (reason == "DeletionByTaintManager" || reason == "DeletionByPodGC") end.cause = Cause::kNodeLost;
@@ -80,14 +67,14 @@ TrainerEnd FromDisruption(const Json& condition) {
 }
 
 bool HasEnded(const Json& pod) {
-  const std::string phase = Text(At(pod, {"status", "phase"}));
+  const std::string phase = TextAt(pod, {"status", "phase"});
   return phase == "Succeeded" || phase == "Failed";
 }
 
 TrainerEnd EndOfPod(const Json& pod, bool stopping) {
   const Json& terminated = TrainerStatus(pod, "terminated");
-  const std::string reason = Text(At(terminated, {"reason"}));
-  if (reason == "OOMKilled") return {.cause = Cause::kOutOfMemory, .detail = Text(At(terminated, {"message"}))};
+  const std::string reason = TextAt(terminated, {"reason"});
+  if (reason == "OOMKilled") return {.cause = Cause::kOutOfMemory, .detail = TextAt(terminated, {"message"})};
   const Json& code = At(terminated, {"exitCode"});
   const std::optional<int> exit_code =
       code.is_number_integer() ? std::optional<int>(code.get<int>()) : std::optional<int>();
@@ -108,8 +95,8 @@ TrainerEnd EndOfPod(const Json& pod, bool stopping) {
   if (deleted && (by_kubelet || !has_code)) return {.cause = Cause::kDeleted};
   if (has_code) return own;
   // Evicted by the kubelet before the container began: the pod's own status says why.
-  if (Text(At(pod, {"status", "reason"})) == "Evicted") {
-    return {.cause = Cause::kEvicted, .detail = Text(At(pod, {"status", "message"}))};
+  if (TextAt(pod, {"status", "reason"}) == "Evicted") {
+    return {.cause = Cause::kEvicted, .detail = TextAt(pod, {"status", "message"})};
   }
   return {.cause = Cause::kUnknown, .detail = ReasonAndMessage(At(pod, {"status"}))};
 }
@@ -118,7 +105,7 @@ TrainerEnd EndOfPod(const Json& pod, bool stopping) {
 // (pkg/controller/job/pod_failure_policy.go in kubernetes): "Container trainer for pod NS/NAME failed with exit code
 // 139 matching FailJob rule at index 1", "Pod NS/NAME has condition DisruptionTarget matching FailJob rule at index 0".
 TrainerEnd EndOfJob(const Json& failed) {
-  const std::string message = Text(At(failed, {"message"}));
+  const std::string message = TextAt(failed, {"message"});
   constexpr std::string_view kExit = " failed with exit code ";
   if (const std::size_t at = message.find(kExit); at != std::string::npos) {
     const char* digits = message.c_str() + at + kExit.size();
@@ -167,11 +154,11 @@ ClusterView ViewOfPod(const Json& pod) {
     return view;
   }
   const Json& waiting = TrainerStatus(pod, "waiting");
-  view.phase = IsBroken(Text(At(waiting, {"reason"}))) ? Phase::kBroken : Phase::kPending;
+  view.phase = IsBroken(TextAt(waiting, {"reason"})) ? Phase::kBroken : Phase::kPending;
   view.message = ReasonAndMessage(waiting);
   const Json& conditions = At(pod, {"status", "conditions"});
   for (const Json& one : conditions.is_array() ? conditions : Json::array()) {
-    const bool unscheduled = Text(At(one, {"type"})) == "PodScheduled" && Text(At(one, {"status"})) == "False";
+    const bool unscheduled = TextAt(one, {"type"}) == "PodScheduled" && TextAt(one, {"status"}) == "False";
     if (unscheduled) view.message = ReasonAndMessage(one);
   }
   return view;

@@ -1,4 +1,4 @@
-// What a Kubernetes Job and its pods say about the trainer of an attempt.
+// The state of an attempt's trainer, read from its Kubernetes Job and pods.
 #pragma once
 #include <string>
 #include <string_view>

@@ -71,7 +71,7 @@ class Runner {
   virtual void Forget(const std::string& attempt_directory) = 0;
   // Every attempt of an earlier server has been adopted.
   virtual void Recovered() {}
-  // True if trainers go on when a server stops in good order, and the next server adopts them.
+  // True if trainers continue when a server stops in good order, and the next server adopts them.
   virtual bool outlives_server() const { return false; }
   // Reaps ended orphans, of trainers or others, whose parent is now this process. Never reaps a trainer: Poll returns
   // its end.

@@ -62,7 +62,7 @@ class ApiClient {
  public:
   // Errors: Unavailable (no connection, a certificate of another host or authority, a truncated answer);
   // DeadlineExceeded; Cancelled (the client is being destroyed); ResourceExhausted (an answer above 16 MiB); those of
-  // ReadToken and ReadAuthority. An HTTP status is no error here (StatusOf).
+  // ReadToken and ReadAuthority. An answer with an HTTP error is not an error here (StatusOf).
   using Done = std::function<void(absl::StatusOr<ApiAnswer>)>;
 
   // Destroying it ends the watch. No callback of the watch is running or begins once the destructor returns: it waits

@@ -11,7 +11,7 @@
 
 namespace nibble::kube {
 
-// What happens to the pods of a deleted Job: Background removes the Job at once and its pods later, Foreground its pods
+// How the pods of a deleted Job are removed: Background removes the Job at once and its pods later, Foreground its pods
 // first, Orphan keeps them.
 enum class Propagation { kBackground, kForeground, kOrphan };
 

@@ -9,6 +9,7 @@
 #include "server/base/strings.h"
 #include "server/kube/api_client.h"
 #include "server/kube/cluster.h"
+#include "server/kube/fields.h"
 
 namespace nibble::kube {
 
@@ -38,17 +39,11 @@ absl::StatusOr<ApiAnswer> Ask(const PodAccess& access) {
   return *std::move(answer);
 }
 
-// Null if `json` is not an object with that field.
-base::Json FieldOf(const base::Json& json, const char* name) {
-  return json.is_object() ? json.value(name, base::Json()) : base::Json();
-}
-
 absl::StatusOr<std::string> ReasonOf(const base::Json& pod, const std::string& container) {
-  const base::Json statuses = FieldOf(FieldOf(pod, "status"), "containerStatuses");
+  const base::Json& statuses = At(pod, {"status", "containerStatuses"});
   for (const base::Json& status : statuses.is_array() ? statuses : base::Json::array()) {
-    if (FieldOf(status, "name") != container) continue;
-    const base::Json reason = FieldOf(FieldOf(FieldOf(status, "lastState"), "terminated"), "reason");
-    return reason.is_string() ? reason.get<std::string>() : std::string();
+    if (TextAt(status, {"name"}) != container) continue;
+    return TextAt(status, {"lastState", "terminated", "reason"});
   }
   return absl::InvalidArgumentError(StrCat("the answer is not a pod with a status of the container ", container));
 }

@@ -17,7 +17,7 @@ ADMIN = "token-of-admin"
 # signs of life.
 CONTROLLERS = ["job", "garbage-collector", "namespace", "serviceaccount", "pod-garbage-collector", "taint-eviction", "daemonset",
                "ttl-after-finished", "disruption", "resourcequota", "root-ca-certificate-publisher"]
-# What nibbled needs, and no more.
+# Exactly the rights that nibbled needs.
 RULES = [{"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create", "get", "list", "watch", "delete"]},
          {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "delete"]},
          {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]}]
@@ -175,7 +175,7 @@ class Cluster:
         self.api.call("POST", f"{self.pod_path}/{pod}/eviction", {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}})
 
     def lose_node(self, pod):
-        """The node of the pod does not answer: its container goes on, and the cluster gives the pod up."""
+        """The node of the pod does not answer: its container continues, and the cluster gives the pod up."""
         self.kubelet.lose(pod)
         self.kubelet.taint([{"key": "nibble.dev/lost", "effect": "NoExecute"}])
         soon(lambda: [one for one in self.pods() if one["metadata"]["name"] == pod and "deletionTimestamp" in one["metadata"]])

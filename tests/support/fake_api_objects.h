@@ -29,7 +29,7 @@ base::Json ApiObject(const std::string& kind, const std::string& name,
 // A Status of the API (meta/v1).
 base::Json StatusObject(int code, const std::string& reason, const std::string& message);
 
-// What a request is answered with.
+// The answer to a request.
 struct ObjectAnswer {  // NOLINT(bugprone-exception-escape): the moves of nlohmann::json throw nothing
   int status = 200;
   base::Json body;

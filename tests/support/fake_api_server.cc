@@ -113,7 +113,7 @@ struct FakeApiServer::State {
   asio::awaitable<void> AnswerWatch(Stream& stream, const ApiTarget& target, LiveWatch& watch);
   asio::awaitable<bool> Send(Stream& stream, const ObjectAnswer& answer, int retry_after_s = -1);
   ObjectAnswer Apply(RequestKind kind, const ApiTarget& target, const Json& body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
-  // What a watch sends now, and how it ends after that.
+  // The lines that a watch sends now, and how it ends afterwards.
   std::string Pending(LiveWatch& watch, const ApiTarget& target, std::uint64_t& version, std::optional<WatchEnd>& end);
 
   // Runs `task` on the server's thread and waits for it.

@@ -17,7 +17,7 @@ struct ApiFault {
     kStatus,      // answers with `status`, and a Retry-After unless retry_after_s is negative
     kSilent,      // reads the request and never answers
     kHalfAnswer,  // sends a part of an answer, then closes the connection
-    kGarbage,     // sends 200 and a body that is neither JSON nor what was asked for
+    kGarbage,     // sends 200 and a body that is not JSON
   };
   Kind kind = kStatus;
   int status = 500;

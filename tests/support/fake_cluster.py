@@ -199,7 +199,7 @@ class Cluster:
         self.delete_pod(name)
 
     def lose_node(self, name):
-        """The node of the pod does not answer: its container goes on, and nothing more is heard of it."""
+        """The node of the pod does not answer: its container continues, and nothing more is heard of it."""
         self.disrupt(name, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
         with self.lock:
             pod = copy.deepcopy(self.objects[PODS][name])

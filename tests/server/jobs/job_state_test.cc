@@ -280,7 +280,7 @@ TEST(VerdictTest, EndsCausedByTheClusterDoNotCount) {
     EXPECT_EQ(verdict.code, "UNAVAILABLE");
     EXPECT_EQ(verdict.reason, reason);
     EXPECT_TRUE(verdict.message.ends_with(": low on memory")) << verdict.message;
-    // What the trainer wrote before its end counts more.
+    // An outcome that the trainer wrote before its end takes precedence.
     EXPECT_EQ(Judge({.cause = cause}, Made(O::kOk, 0)).kind, V::kSucceeded);
     EXPECT_EQ(Judge({.cause = cause}, Made(O::kPaused, 75)).kind, V::kStopped);
     EXPECT_EQ(Judge({.cause = cause}, Made(O::kFailed, 42)).kind, V::kFailed);
