@@ -230,13 +230,15 @@ absl::Status CopyCheckpoint(base::FileSystem& files, const std::string& checkpoi
   return files.Exists(checkpoint) ? made : absl::NotFoundError(base::StrCat(checkpoint, " no longer exists"));
 }
 
+std::string LostDirectory(const std::string& attempt_directory) { return attempt_directory + kLostSuffix; }
+
 bool IsLost(base::FileSystem& files, const std::string& attempt_directory) {
-  return files.Exists(attempt_directory + kLostSuffix);
+  return files.Exists(LostDirectory(attempt_directory));
 }
 
 absl::Status LoseAttempt(base::FileSystem& files, const std::string& attempt_directory) {
   if (!IsLost(files, attempt_directory)) {
-    NIBBLE_RETURN_IF_ERROR(files.Rename(attempt_directory, attempt_directory + kLostSuffix));
+    NIBBLE_RETURN_IF_ERROR(files.Rename(attempt_directory, LostDirectory(attempt_directory)));
   }
   // The trainer may have made the directory again since the rename.
   constexpr int kTries = 10;

@@ -66,6 +66,8 @@ absl::Status CopyCheckpoint(base::FileSystem& files, const std::string& checkpoi
 // again. The functions here read the checkpoints of a lost attempt like any other's. OK if this was done before. Once
 // this returns OK, it survives a power cut.
 absl::Status LoseAttempt(base::FileSystem& files, const std::string& attempt_directory);
+// Where LoseAttempt puts the files of an attempt: "N.lost".
+std::string LostDirectory(const std::string& attempt_directory);
 // True after LoseAttempt, and if it was interrupted in the middle.
 bool IsLost(base::FileSystem& files, const std::string& attempt_directory);
 
