@@ -109,6 +109,7 @@ struct App::State {
   jobs::JobMetrics job_metrics;
   std::unique_ptr<jobs::Database> database;
   std::unique_ptr<jobs::Runner> runner;
+  std::string trainer_namespace;  // TrainerRunner::name_space
   std::unique_ptr<registry::TextCache> texts;
   std::unique_ptr<data::TokenCache> tokens;
   std::unique_ptr<plan::JobPlanner> planner;
@@ -185,7 +186,9 @@ absl::Status App::State::OpenState() {
 absl::Status App::State::OpenJobs() {
   NIBBLE_ASSIGN_OR_RETURN(database,
                           jobs::Database::Open(state->paths.database(), [this] { return state->reserve->Release(); }));
-  NIBBLE_ASSIGN_OR_RETURN(runner, MakeRunner(options));
+  NIBBLE_ASSIGN_OR_RETURN(TrainerRunner made, MakeRunner(options));
+  runner = std::move(made.runner);
+  trainer_namespace = std::move(made.name_space);
   const bool trains_here = !runner->outlives_server();
   jobs::ControllerOptions control;
   control.queue.max_running = static_cast<int>(options.max_running_jobs);
@@ -378,7 +381,9 @@ absl::Status App::State::StartGrpc() {
   };
   server_service = std::make_unique<rpc::ServerService>(
       *call_environment,
-      [this] { return rpc::ToProto(GatherFacts(options, *call_environment, serve_stream.isa, started)); },
+      [this] {
+        return rpc::ToProto(GatherFacts(options, *call_environment, serve_stream.isa, started, trainer_namespace));
+      },
       [this] { return rpc::LoadNow(*manager, *database, ready && !draining, draining); }, begin_drain);
   upload_service = std::make_unique<rpc::UploadService>(*call_environment, *uploads);
   operations_service = std::make_unique<rpc::OperationsService>(*call_environment, *operations);

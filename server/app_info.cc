@@ -47,7 +47,7 @@ rpc::ServerFacts::Limits LimitsOf(const AppOptions& options, const rpc::CallEnvi
 }  // namespace
 
 rpc::ServerFacts GatherFacts(const AppOptions& options, const rpc::CallEnvironment& calls, kernels::Isa isa,
-                             absl::Time started) {
+                             absl::Time started, const std::string& trainer_namespace) {
   rpc::ServerFacts facts;
   facts.version = kVersion;
   facts.commit = BuiltFrom().commit;
@@ -65,6 +65,9 @@ rpc::ServerFacts GatherFacts(const AppOptions& options, const rpc::CallEnvironme
   if (!options.trainer_path.empty()) {
     for (const jobs::Method* method : jobs::Methods()) facts.job_methods.emplace_back(method->name());
   }
+  facts.runner = options.runner;
+  facts.kubernetes_namespace = trainer_namespace;
+  if (options.runner == "kubernetes") facts.kubernetes_queue = options.kubernetes.queue;
   facts.limits = LimitsOf(options, calls);
   return facts;
 }

@@ -1,5 +1,7 @@
 // What GetServerInfo answers.
 #pragma once
+#include <string>
+
 #include "absl/time/time.h"
 #include "kernels/isa.h"
 #include "server/options.h"
@@ -8,8 +10,8 @@
 
 namespace nibble {
 
-// The server's facts about itself: its build, its machine, its limits.
+// The server's facts about itself: its build, its machine, its limits. `trainer_namespace`: TrainerRunner::name_space.
 rpc::ServerFacts GatherFacts(const AppOptions& options, const rpc::CallEnvironment& calls, kernels::Isa isa,
-                             absl::Time started);
+                             absl::Time started, const std::string& trainer_namespace);
 
 }  // namespace nibble

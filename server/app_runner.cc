@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::uint64_t kMaxTemplateBytes = 1 << 20;  // etcd stores objects of at most 1.5 MiB
 
-absl::StatusOr<std::unique_ptr<jobs::Runner>> MakeClusterRunner(const AppOptions& options) {
+absl::StatusOr<TrainerRunner> MakeClusterRunner(const AppOptions& options) {
   const KubernetesOptions& flags = options.kubernetes;
   if (flags.templates.empty()) {
     return absl::InvalidArgumentError(
@@ -45,15 +45,18 @@ absl::StatusOr<std::unique_ptr<jobs::Runner>> MakeClusterRunner(const AppOptions
   runner.lost_node_timeout = absl::Seconds(flags.lost_node_timeout_s);
   base::LogInfo("trainers run as Kubernetes Jobs",
                 {{"namespace", runner.access.name_space}, {"server_name", flags.server_name}, {"queue", flags.queue}});
-  return jobs::MakeKubernetesRunner(std::move(runner));
+  std::string name_space = runner.access.name_space;
+  NIBBLE_ASSIGN_OR_RETURN(auto made, jobs::MakeKubernetesRunner(std::move(runner)));
+  return TrainerRunner{.runner = std::move(made), .name_space = std::move(name_space)};
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<jobs::Runner>> MakeRunner(const AppOptions& options) {
+absl::StatusOr<TrainerRunner> MakeRunner(const AppOptions& options) {
   if (options.runner == "kubernetes") return MakeClusterRunner(options);
-  return jobs::MakeLocalRunner(
-      {.trainer_path = options.trainer_path, .environment = jobs::TrainerEnvironment(options.environment)});
+  return TrainerRunner{.runner = jobs::MakeLocalRunner({.trainer_path = options.trainer_path,
+                                                        .environment = jobs::TrainerEnvironment(options.environment)}),
+                       .name_space = ""};
 }
 
 }  // namespace nibble

@@ -1,5 +1,6 @@
 #pragma once
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "server/jobs/runner.h"
@@ -7,8 +8,13 @@
 
 namespace nibble {
 
+struct TrainerRunner {
+  std::unique_ptr<jobs::Runner> runner;
+  std::string name_space;  // of Kubernetes, in which trainers run; "" for --runner local
+};
+
 // The runner that --runner names. Errors: InvalidArgument, FailedPrecondition (--runner kubernetes: its flags, or the
 // file of templates; the message names the flag); those of reading the file.
-absl::StatusOr<std::unique_ptr<jobs::Runner>> MakeRunner(const AppOptions& options);
+absl::StatusOr<TrainerRunner> MakeRunner(const AppOptions& options);
 
 }  // namespace nibble

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/app.h"
 #include "client/cli/command.h"
@@ -37,6 +38,10 @@ absl::Status Info(Session& session) {
                                       base::HumanBytes(device.memory_total_bytes()))});
   }
   table.Add({"threads", base::StrCat(info.threads())});
+  std::string trainers = info.runner();
+  if (!info.kubernetes_namespace().empty()) absl::StrAppend(&trainers, ", namespace ", info.kubernetes_namespace());
+  if (!info.kubernetes_queue().empty()) absl::StrAppend(&trainers, ", queue ", info.kubernetes_queue());
+  table.Add({"trainers run", trainers});
   table.Add({"trains", absl::StrJoin(info.job_methods(), ", ")});
   table.Add({"serves", absl::StrJoin(info.serve_formats(), ", ")});
   table.Add({"converts to", absl::StrJoin(info.convert_formats(), ", ")});

@@ -51,6 +51,9 @@ v1::ServerInfo ToProto(const ServerFacts& facts) {
   device->set_memory_free_bytes(facts.memory_free_bytes);
   info.set_threads(facts.threads);
   for (const std::string& method : facts.job_methods) info.add_job_methods(method);
+  info.set_runner(facts.runner);
+  info.set_kubernetes_namespace(facts.kubernetes_namespace);
+  info.set_kubernetes_queue(facts.kubernetes_queue);
   for (const char* format : {"f32", "bf16", "nf4", "int8", "ternary", "lora"}) info.add_serve_formats(format);
   for (const char* format : {"int8", "ternary", "nf4", "bf16"}) info.add_convert_formats(format);
   for (const v1::ExportFormat format : kExportFormats) {

@@ -22,6 +22,9 @@ struct ServerFacts {
   std::int64_t memory_free_bytes = 0;
   int threads = 0;
   std::vector<std::string> job_methods;
+  std::string runner;
+  std::string kubernetes_namespace;
+  std::string kubernetes_queue;
 
   struct Limits {
     std::int64_t max_message_bytes = 0;

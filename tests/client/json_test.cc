@@ -156,7 +156,7 @@ void FillInference(FakeServer& server) {
 void FillServer(FakeServer& server) {
   server.server_info.Answers(Proto<v1::ServerInfo>(R"(version: "0.1.0" start_time { seconds: 1700000000 }
     devices { device { kind: DEVICE_KIND_CPU } name: "cpu" isa: "avx512" memory_total_bytes: 8589934592 }
-    threads: 2 job_methods: "qlora" serve_formats: "int8" limits { max_message_bytes: 4194304 })"));
+    threads: 2 runner: "kubernetes" kubernetes_namespace: "ml" job_methods: "qlora" serve_formats: "int8" limits { max_message_bytes: 4194304 })"));
   server.server_load.Answers(Proto<v1::ServerLoad>("time { seconds: 1700000000 } rss_bytes: 123456789012 ready: true"));
 }
 

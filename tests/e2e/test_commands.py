@@ -113,6 +113,8 @@ def test_load_counts_requests_and_tokens(shared):
     info = shared.json("server", "info")
     assert info["devices"][0]["device"]["kind"] == "cpu" and info["limits"]["max_waiting_requests"] > 0
     assert "int8" in info["serve_formats"] and info["version"]
+    assert (info["runner"], info["kubernetes_namespace"], info["kubernetes_queue"]) == ("local", "", "")
+    assert re.search("^trainers run +local$", shared.run("server", "info").stdout, re.M)
 
 
 def test_disk_operations_are_measured(shared):

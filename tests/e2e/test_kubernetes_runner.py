@@ -88,6 +88,10 @@ def test_job_has_the_bits_of_the_local_runner_and_is_removed(on_cluster, calm):
     assert cluster.created() == [f"nibble-{job}-1"]
     soon(lambda: cluster.jobs() == [])
     assert (server.state / "jobs" / job / "attempts/1/claim").read_text()
+    info = server.json("server", "info")
+    assert info["runner"] == "kubernetes" and info["kubernetes_queue"] == ""
+    assert info["kubernetes_namespace"] == cluster.flags[cluster.flags.index("--kubernetes_namespace") + 1]
+    assert f"kubernetes, namespace {info['kubernetes_namespace']}\n" in server.run("server", "info").stdout
 
 
 def test_eviction_resumes_with_the_same_bits_and_no_counted_retry(on_cluster, calm):  # R30
@@ -187,6 +191,7 @@ def test_preempted_job_is_queued_again_as_a_new_suspended_job(start, cluster, ca
         watch = subprocess.Popen([BIN / "nibble", "--server", server.grpc, "--json", "jobs", "watch", job], stdout=out, env={})
     soon(lambda: '"WAITING_FOR_RESOURCES"' in watched.read_text())
     assert "waits in the queue team" in watched.read_text()
+    assert server.json("server", "info")["kubernetes_queue"] == "team"
     cluster.set_suspend(f"nibble-{job}-1", False)
     wait_for_step(server, job, SAVE + 2)
     cluster.set_suspend(f"nibble-{job}-1", True)

@@ -50,6 +50,8 @@ TEST_F(ServerServiceTest, InfoListsDevicesFormatsAndLimits) {
   ASSERT_EQ(info.devices_size(), 1);
   EXPECT_EQ(info.devices(0).device().kind(), v1::DEVICE_KIND_CPU);
   EXPECT_EQ(info.threads(), 2);
+  EXPECT_EQ(info.runner(), "local");
+  EXPECT_EQ(info.kubernetes_namespace() + info.kubernetes_queue(), "");
   EXPECT_GT(info.unimplemented_size(), 5);
   EXPECT_THAT(info.serve_formats(), testing::Contains("ternary"));
   EXPECT_THAT(info.convert_formats(), testing::ElementsAre("int8", "ternary", "nf4", "bf16"));
