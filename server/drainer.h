@@ -15,7 +15,7 @@ struct DrainSteps {
   std::function<void()> stop_jobs;
   std::function<std::size_t()> live_calls;
   std::function<void()> cut_calls;    // cancels calls that are still live at the deadline
-  std::function<void()> end_watches;  // ends the WatchJob and WatchLoad streams
+  std::function<void()> end_watches;  // ends the WatchJob, WatchJobLogs and WatchLoad streams
 };
 
 // Thread-safe. Destruction waits for a drain that has begun.

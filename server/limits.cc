@@ -124,7 +124,7 @@ void AddCallFlags(CLI::App& cli, Limits& l) {
                  "times as much memory is reserved to encode it")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30));
   cli.add_option("--max_watches", l.max_watches,
-                 "Maximum number of WatchJob and WatchLoad streams; further ones are refused")
+                 "Maximum number of WatchJob, WatchJobLogs and WatchLoad streams; further ones are refused")
       ->check(CLI::Range(1, 100'000));
   cli.add_option("--max_downloads", l.max_downloads,
                  "Maximum number of DownloadArtifact streams; further ones are refused")

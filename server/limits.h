@@ -44,7 +44,7 @@ struct Limits {
   double slow_reader_s = 30;                // time over which a reader that is behind must reach min_read_rate
   double min_read_rate = 1;                 // messages per second; a slower reader loses its request
   std::int64_t max_prompt_bytes = 1 << 20;  // of a text to encode, which takes up to 256 times as much memory
-  std::int64_t max_watches = 256;           // open WatchJob and WatchLoad streams
+  std::int64_t max_watches = 256;           // open WatchJob, WatchJobLogs and WatchLoad streams
   std::int64_t max_downloads = 16;
   // Limits of one principal; 0: no separate limit. Without tokens they do not apply.
   std::int64_t max_watches_per_principal = 64;

@@ -23,6 +23,7 @@ constexpr MethodRule kRules[] = {
     {"nibble.v1.FineTuneService/ListJobs", kByRole, Role::kViewer},
     {"nibble.v1.FineTuneService/DeleteJob", kByRole, Role::kTrain},
     {"nibble.v1.FineTuneService/WatchJob", kByRole, Role::kViewer},
+    {"nibble.v1.FineTuneService/WatchJobLogs", kByRole, Role::kViewer},
     {"nibble.v1.FineTuneService/ListJobEvents", kByRole, Role::kViewer},
     {"nibble.v1.FineTuneService/ListCheckpoints", kByRole, Role::kViewer},
     {"nibble.v1.FineTuneService/CancelJob", kByRole, Role::kTrain},

@@ -420,6 +420,13 @@ absl::StatusOr<StoredJob> JobController::Get(const std::string& id) {
   return Present(std::move(job));
 }
 
+absl::StatusOr<JobController::LastAttempt> JobController::FindLastAttempt(const std::string& id) {
+  NIBBLE_ASSIGN_OR_RETURN(const StoredJob job, database_.Get(id));
+  return LastAttempt{.attempt = job.attempt,
+                     .has_trainer = HasTrainer(job.state),
+                     .may_continue = !IsFinal(job.state) && job.state != JobState::kPaused};
+}
+
 absl::StatusOr<Database::JobPage> JobController::List(const JobQuery& query, std::int64_t limit,
                                                       const base::CancelToken& cancel) {
   NIBBLE_ASSIGN_OR_RETURN(Database::JobPage page,

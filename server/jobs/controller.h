@@ -70,6 +70,15 @@ class JobController {
   }
   absl::StatusOr<StoredJob> Submit(const JobSpec& spec, const std::string& request_id, const Submission& submission);
   absl::StatusOr<StoredJob> Get(const std::string& id);  // NotFound (JOB)
+  // What a reader of trainers' logs must know. NotFound (JOB). Reads one row; Get also reads checkpoints.
+  struct LastAttempt {
+    std::int64_t attempt = 0;   // 0: none has begun
+    bool has_trainer = false;   // its trainer may still write
+    bool may_continue = false;  // it has a trainer, or the server will start another attempt by itself
+  };
+  absl::StatusOr<LastAttempt> FindLastAttempt(const std::string& id);
+  // The files of a job that Get finds.
+  const store::StatePaths& paths() const { return state_.paths; }
   // Like Database::List, with each job as Get returns it.
   absl::StatusOr<Database::JobPage> List(const JobQuery& query, std::int64_t limit,
                                          const base::CancelToken& cancel = {});

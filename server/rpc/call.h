@@ -72,7 +72,7 @@ struct CallEnvironment {
   std::size_t max_dataset_line_bytes = 1u << 20;
   std::size_t max_prompt_bytes = 1u << 20;  // of a text that a call encodes
   std::size_t max_send_bytes = 16u << 20;   // of an answer, the limit of gRPC; checked before the work starts
-  base::StreamSlots watches{"--max_watches", 256, "--max_watches_per_principal", 64};  // WatchJob and WatchLoad
+  base::StreamSlots watches{"--max_watches", 256, "--max_watches_per_principal", 64};  // of all Watch methods
   base::StreamSlots downloads{"--max_downloads", 16, "--max_downloads_per_principal", 8};
   // PlanJob plans, running and waiting. Limited per principal only: the operations lane of plans has its own limit.
   base::StreamSlots plans{"", std::numeric_limits<int>::max(), "--max_plans_per_principal", 8, "QUEUE_FULL"};

@@ -19,6 +19,7 @@
 #include "server/rpc/time.h"
 #include "server/rpc/unary.h"
 #include "server/rpc/watch_job.h"
+#include "server/rpc/watch_job_logs.h"
 
 namespace nibble::rpc {
 
@@ -231,6 +232,18 @@ grpc::ServerWriteReactor<v1::JobEvent>* FineTuneService::WatchJob(grpc::Callback
                 if (const auto job = Find(jobs_, stream->call(), name); !job.ok()) return stream->End(job.status());
                 rpc::WatchJob(stream, jobs_, name, after);
               });
+  return stream.get();
+}
+
+grpc::ServerWriteReactor<v1::JobLogChunk>* FineTuneService::WatchJobLogs(grpc::CallbackServerContext* context,
+                                                                         const v1::WatchJobLogsRequest* request) {
+  auto stream = StreamReactor<v1::JobLogChunk>::Make(environment_, context, "nibble.v1.FineTuneService/WatchJobLogs",
+                                                     &environment_.watches);
+  if (stream->ended()) return stream.get();
+  RunOnWorker(environment_.watch_workers, *stream, [this, stream, copy = *request] {
+    if (const auto job = Find(jobs_, stream->call(), copy.name()); !job.ok()) return stream->End(job.status());
+    rpc::WatchJobLogs(stream, jobs_, copy);
+  });
   return stream.get();
 }
 

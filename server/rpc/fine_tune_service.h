@@ -24,6 +24,8 @@ class FineTuneService : public v1::FineTuneService::CallbackService {
   grpc::ServerUnaryReactor* DeleteJob(grpc::CallbackServerContext*, const v1::DeleteJobRequest*,
                                       v1::DeleteJobResponse*) override;
   grpc::ServerWriteReactor<v1::JobEvent>* WatchJob(grpc::CallbackServerContext*, const v1::WatchJobRequest*) override;
+  grpc::ServerWriteReactor<v1::JobLogChunk>* WatchJobLogs(grpc::CallbackServerContext*,
+                                                          const v1::WatchJobLogsRequest*) override;
   grpc::ServerUnaryReactor* ListJobEvents(grpc::CallbackServerContext*, const v1::ListJobEventsRequest*,
                                           v1::ListJobEventsResponse*) override;
   grpc::ServerUnaryReactor* ListCheckpoints(grpc::CallbackServerContext*, const v1::ListCheckpointsRequest*,

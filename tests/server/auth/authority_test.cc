@@ -150,6 +150,7 @@ TEST(DecideTest, S2RolesMatchTheirNames) {
     return Decide(AllRoles(), "nibble.v1." + method, With(token), now).ok();
   };
   EXPECT_TRUE(may("v", "FineTuneService/WatchJob"));
+  EXPECT_TRUE(may("v", "FineTuneService/WatchJobLogs"));
   EXPECT_FALSE(may("v", "InferenceService/Generate"));
   EXPECT_FALSE(may("v", "DatasetService/PreviewDataset"));
   EXPECT_TRUE(may("i", "InferenceService/ChatStream"));

@@ -189,6 +189,7 @@ const std::map<std::string, std::string>& CommandsThatCall() {
       {"nibble.v1.FineTuneService/ListJobs", "jobs list"},
       {"nibble.v1.FineTuneService/DeleteJob", "jobs delete"},
       {"nibble.v1.FineTuneService/WatchJob", "jobs watch"},
+      {"nibble.v1.FineTuneService/WatchJobLogs", "jobs logs"},
       {"nibble.v1.FineTuneService/ListCheckpoints", "jobs checkpoints"},
       {"nibble.v1.FineTuneService/CancelJob", "jobs cancel"},
       {"nibble.v1.FineTuneService/PauseJob", "jobs pause"},

@@ -47,6 +47,7 @@ const std::vector<std::pair<std::string_view, std::string_view>>& JobFields() {
       {"nibble.v1.FineTuneService/ListJobs", ""},
       {"nibble.v1.FineTuneService/DeleteJob", "name"},
       {"nibble.v1.FineTuneService/WatchJob", "name"},
+      {"nibble.v1.FineTuneService/WatchJobLogs", "name"},
       {"nibble.v1.FineTuneService/ListJobEvents", "name"},
       {"nibble.v1.FineTuneService/ListCheckpoints", "name"},
       {"nibble.v1.FineTuneService/CancelJob", "name"},
