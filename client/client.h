@@ -100,6 +100,12 @@ class Client {
   absl::StatusOr<v1::Job> WatchJob(const std::string& name, std::int64_t after_sequence,
                                    const std::function<absl::Status(const v1::JobEvent&)>& on_event);
 
+  // Passes on the parts of the log of a job's trainer, each byte once and in order, and reconnects as often as needed
+  // at the byte after the last one. Drops the chunks without data. Returns OK when the log ends (for `follow`: when the
+  // job is final or PAUSED), or the error of `on_chunk`, which ends the watch.
+  absl::Status WatchJobLogs(const v1::WatchJobLogsRequest& request,
+                            const std::function<absl::Status(const v1::JobLogChunk&)>& on_chunk);
+
   // Passes on every message of a stream. DataLoss when a message is out of order: the start is first, the usage last,
   // and no delta follows its output's finish. An error of `on_reply` cancels the call; the method then returns it.
   absl::Status GenerateStream(const v1::GenerateRequest& request, bool chat,

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "client/client.h"
+#include "client/lost_connection.h"
 #include "client/stubs.h"
-#include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
@@ -19,16 +19,6 @@ constexpr int kMaxIdleEnds = 5;
 constexpr int kPageEvents = 1000;
 
 using OnEvent = std::function<absl::Status(const v1::JobEvent&)>;
-
-// Maximum pause between two attempts, so that a watch continues soon after a restart of the server.
-constexpr absl::Duration kLongestPause = absl::Seconds(1);
-
-// Whether the connection was lost. A stream that loses its transport may also end with UNKNOWN, and a call that a
-// draining server cuts off with CANCELLED, both without a reason.
-bool IsLost(const absl::Status& status) {
-  const bool cut_off = absl::IsUnknown(status) || absl::IsCancelled(status);
-  return absl::IsUnavailable(status) || (cut_off && base::Reason(status).empty());
-}
 
 // Passes on each new event, in order, and records when the job is over.
 class Cursor {

@@ -40,6 +40,7 @@ std::string WholeNumber(const std::string& text);
 void AddModelCommands(CLI::App& app, Session& session);
 void AddCompareCommand(CLI::App& models, Session& session);
 void AddDatasetCommands(CLI::App& app, Session& session);
+void AddLogsCommand(CLI::App& jobs, Session& session);
 void AddJobCommands(CLI::App& app, Session& session);
 void AddInferenceCommands(CLI::App& app, Session& session);
 void AddOperationCommands(CLI::App& app, Session& session);

@@ -430,6 +430,7 @@ void AddJobCommands(CLI::App& app, Session& session) {
     sub->callback(
         [&session, id, after] { session.command = [&session, id, after] { return Watch(session, *id, *after); }; });
   }
+  AddLogsCommand(jobs, session);
   AddCancel(jobs, session);
   add("pause", "Write a checkpoint of a job and stop it", &One<v1::PauseJobRequest, &FineTuneService::Stub::PauseJob>);
   add("resume", "Queue a paused job again", &One<v1::ResumeJobRequest, &FineTuneService::Stub::ResumeJob>);

@@ -91,7 +91,10 @@ std::string HumanNumber(double value, int significant_digits) {
   return text;
 }
 
-std::string Printable(std::string_view text) {
+namespace {
+
+// The text with `instead` in place of each control character other than a line end or a tab.
+std::string WithoutControls(std::string_view text, std::string_view instead) {
   std::string result;
   result.reserve(text.size());
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -99,11 +102,20 @@ std::string Printable(std::string_view text) {
     // U+0080 to U+009F are control characters too: C2 9B means the same as ESC [.
     if (byte == 0xC2 && i + 1 < text.size() && (static_cast<unsigned char>(text[i + 1]) & 0xE0) == 0x80) {
       ++i;
+      result += instead;
     } else if (byte >= 0x20 ? byte != 0x7F : text[i] == '\n' || text[i] == '\t') {
       result += text[i];
+    } else {
+      result += instead;
     }
   }
   return result;
 }
+
+}  // namespace
+
+std::string Printable(std::string_view text) { return WithoutControls(text, ""); }
+
+std::string Visible(std::string_view text) { return WithoutControls(text, "\xEF\xBF\xBD"); }
 
 }  // namespace nibble::cli

@@ -63,6 +63,8 @@ class Progress {
 std::string HumanNumber(double value, int significant_digits);  // "0.000125", "1234", "-" for NaN
 // The text without characters that could control a terminal: all control characters except line ends and tabs.
 std::string Printable(std::string_view text);
+// The text with U+FFFD in place of these characters, for text of which nothing may be lost. Requires valid UTF-8.
+std::string Visible(std::string_view text);
 // Columns of a text, one per character: good enough for names and numbers.
 std::size_t Width(std::string_view text);
 

@@ -120,6 +120,7 @@ struct FakeServer::Services {
     NIBBLE_FAKE_UNARY(ListJobEvents, v1::ListJobEventsRequest, v1::ListJobEventsResponse, list_job_events)
     NIBBLE_FAKE_UNARY(ListCheckpoints, v1::ListCheckpointsRequest, v1::ListCheckpointsResponse, list_checkpoints)
     NIBBLE_FAKE_STREAM(WatchJob, v1::WatchJobRequest, v1::JobEvent, watch_job)
+    NIBBLE_FAKE_STREAM(WatchJobLogs, v1::WatchJobLogsRequest, v1::JobLogChunk, watch_job_logs)
   };
 
   struct Models final : v1::ModelService::Service {

@@ -102,6 +102,7 @@ class FakeServer {
   Unary<v1::ListJobEventsRequest, v1::ListJobEventsResponse> list_job_events;
   Unary<v1::ListCheckpointsRequest, v1::ListCheckpointsResponse> list_checkpoints;
   Streaming<v1::WatchJobRequest, v1::JobEvent> watch_job;
+  Streaming<v1::WatchJobLogsRequest, v1::JobLogChunk> watch_job_logs;
   Unary<v1::GetModelRequest, v1::Model> get_model;
   Unary<v1::ListModelsRequest, v1::ListModelsResponse> list_models;
   Unary<v1::DeleteModelRequest, v1::DeleteModelResponse> delete_model;

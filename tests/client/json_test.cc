@@ -132,6 +132,14 @@ void FillJobs(FakeServer& server) {
   };
 }
 
+void FillLogs(FakeServer& server) {
+  // The second chunk begins within a character; the last byte of the log is the beginning of one.
+  server.watch_job_logs.Answers(
+      {Proto<v1::JobLogChunk>("attempt: 1"), Proto<v1::JobLogChunk>(R"(attempt: 1 data: "one\ntwo \303")"),
+       Proto<v1::JobLogChunk>(R"(attempt: 1 offset: 9 data: "\244\n\377")"), Proto<v1::JobLogChunk>("attempt: 2"),
+       Proto<v1::JobLogChunk>(R"(attempt: 2 data: "next\342")")});
+}
+
 void FillInference(FakeServer& server) {
   server.generate.Answers(Proto<v1::GenerateResponse>(kGenerated));
   server.chat.Answers(Proto<v1::GenerateResponse>(kGenerated));
@@ -164,6 +172,7 @@ void Fill(FakeServer& server) {
   FillModels(server);
   FillDatasets(server);
   FillJobs(server);
+  FillLogs(server);
   FillInference(server);
   FillServer(server);
 }
@@ -195,6 +204,7 @@ TEST(JsonTest, CommandsPrintTheDocumentedKeys) {
       {"jobs", "list"},
       {"jobs", "get", "job-1"},
       {"jobs", "watch", "job-1"},
+      {"jobs", "logs", "job-1", "--follow"},
       {"jobs", "cancel", "job-1"},
       {"jobs", "checkpoints", "job-1"},
       {"jobs", "delete", "job-1"},

@@ -60,6 +60,10 @@ TEST(TextTest, PrintableDropsTerminalControlCharacters) {
       << "U+009B means ESC [";
 }
 
+TEST(TextTest, VisibleShowsWhereControlCharactersWere) {
+  EXPECT_EQ(Visible("a\tb\nc\x1b[31m\r\xC2\x9B\xC3\xA4"), "a\tb\nc\xEF\xBF\xBD[31m\xEF\xBF\xBD\xEF\xBF\xBD\xC3\xA4");
+}
+
 TEST(TextTest, FormatsNumbersForPeople) {
   EXPECT_EQ(HumanNumber(0.000125, 3), "0.000125");
   EXPECT_EQ(HumanNumber(std::numeric_limits<double>::quiet_NaN(), 3), "-");

@@ -139,6 +139,9 @@ def test_lost_node_is_fenced_and_its_trainer_ends(on_cluster, calm):
     os.kill(zombie.pid, signal.SIGCONT)
     zombie.wait(timeout=30)
     assert not (attempts / "1.lost/outcome.json").exists() and (attempts / "1").is_file()
+    with open(attempts / "1.lost/trainer.log", "a") as log:
+        log.write("of the lost attempt\n")
+    assert server.run("jobs", "logs", job, "--attempt", 1).stdout.endswith("of the lost attempt\n")
     check(server, job, calm, "out")
     assert "NODE_LOST" in reasons(server, job)
 

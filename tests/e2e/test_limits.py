@@ -253,11 +253,11 @@ def test_c12_watches_and_downloads_have_a_bound(make_server, tmp_path):
     watches = [api.stream("ServerService", "WatchLoad") for _ in range(2)]
     for watch in watches:
         next(watch)
-    for service, method in (("ServerService", "WatchLoad"), ("FineTuneService", "WatchJob")):
+    for service, method in (("ServerService", "WatchLoad"), ("FineTuneService", "WatchJob"), ("FineTuneService", "WatchJobLogs")):
         with pytest.raises(grpc.RpcError) as refused:
             next(api.stream(service, method))
         assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and reason_of(refused.value) == "STREAMS_FULL"
-    assert server.metrics()['nibble_rejected_total{reason="STREAMS_FULL"}'] == 2
+    assert server.metrics()['nibble_rejected_total{reason="STREAMS_FULL"}'] == 3
     watches[0].cancel()
 
     def another():
