@@ -147,6 +147,7 @@ struct App::State {
   absl::Status StartGrpc();
   absl::Status WriteServerFile();
   std::string GrpcAddress() const;  // with the actual port
+  bool HasDatabaseVolume() const { return state->paths.database_root() != state->paths.root(); }
   absl::StatusOr<std::set<std::string>> NeededTokenFiles();
   void Collect(telemetry::Metrics& out);
   DrainSteps StepsOfDrain();
@@ -178,7 +179,12 @@ absl::Status App::State::OpenState() {
   if (options.min_free_bytes >= 0) limits.min_free_bytes = static_cast<std::uint64_t>(options.min_free_bytes);
   metrics.SetDiskLimits("state", disk_bytes, limits.min_free_bytes);
   limits.max_file_bytes = limits.max_total_bytes = static_cast<std::uint64_t>(options.max_dataset_bytes);
-  NIBBLE_ASSIGN_OR_RETURN(state, store::StateDirectory::Open(files, options.state_dir, limits));
+  NIBBLE_ASSIGN_OR_RETURN(state, store::StateDirectory::Open(files, options.state_dir, limits, options.database_dir));
+  if (HasDatabaseVolume()) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t bytes, store::TotalBytes(state->paths.database_root()));
+    metrics.SetDiskLimits("database", bytes, store::DefaultWatermark(bytes));
+    store::WarnBelowWatermark(files, state->paths.database_root(), store::DefaultWatermark(bytes));
+  }
   texts = std::make_unique<registry::TextCache>(*state->models);
   return absl::OkStatus();
 }
@@ -393,7 +399,7 @@ absl::Status App::State::StartGrpc() {
   const std::vector<grpc::Service*> services = {dataset_service.get(),    fine_tune_service.get(), model_service.get(),
                                                 inference_service.get(),  server_service.get(),    upload_service.get(),
                                                 operations_service.get(), report_service.get()};
-  NIBBLE_ASSIGN_OR_RETURN(grpc, StartGrpcServer(options, state->paths.root(), *authority, services));
+  NIBBLE_ASSIGN_OR_RETURN(grpc, StartGrpcServer(options, state->paths.trainer_socket(), *authority, services));
   return absl::OkStatus();
 }
 
@@ -449,6 +455,10 @@ void App::State::Collect(telemetry::Metrics& out) {
   out.SetArtifactBytes("dataset", datasets);
   if (const auto bytes = base::RealFileSystem().FreeBytes(state->paths.root()); bytes.ok())
     out.SetDiskFree("state", *bytes);
+  if (HasDatabaseVolume()) {
+    if (const auto bytes = base::RealFileSystem().FreeBytes(state->paths.database_root()); bytes.ok())
+      out.SetDiskFree("database", *bytes);
+  }
   if (grpc.tls != nullptr) {
     const auth::TlsHealth tls = grpc.tls->Look();
     out.SetTlsFilesOk(tls.files.ok());

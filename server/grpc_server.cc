@@ -25,8 +25,6 @@ using base::StrCat;
 
 namespace {
 
-constexpr char kTrainerSocket[] = "trainers.sock";
-
 // Linking the reflection library adds its plugin to every server of the process; this removes it.
 class WithoutReflection final : public grpc::ServerBuilderOption {
  public:
@@ -71,6 +69,11 @@ std::shared_ptr<grpc::ServerCredentials> PublicCredentials(Transport transport, 
     case Transport::kInsecure: return grpc::InsecureServerCredentials();
   }
   return grpc::InsecureServerCredentials();
+}
+
+// The flag that decides where the trainers' socket is.
+const char* SocketFlag(const AppOptions& options) {
+  return options.database_dir.empty() ? "--state_dir" : "--database_dir";
 }
 
 }  // namespace
@@ -118,7 +121,7 @@ void GrpcServer::SetHealth(bool serving) {
   for (const char* name : rpc::kServices) health->SetServingStatus(name, serving);
 }
 
-absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std::string& root,
+absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std::string& trainer_socket,
                                            auth::Authority& authority, const std::vector<grpc::Service*>& services) {
   NIBBLE_ASSIGN_OR_RETURN(const Transport transport, PickTransport(options));
   GrpcServer result;
@@ -133,11 +136,11 @@ absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std:
                            &result.port);
   std::string socket;
   if (transport != Transport::kOpen) {
-    socket = base::JoinPath(root, kTrainerSocket);
+    socket = trainer_socket;
     if (socket.size() >= sizeof(sockaddr_un{}.sun_path)) {
-      return absl::InvalidArgumentError(
-          StrCat("--state_dir: ", root, " is too long for the trainers' socket, wanted at most ",
-                 sizeof(sockaddr_un{}.sun_path) - sizeof kTrainerSocket - 1, " bytes with TLS or tokens"));
+      return absl::InvalidArgumentError(StrCat(SocketFlag(options), ": the path of the trainers' socket, ", socket,
+                                               ", has ", socket.size(), " bytes, wanted at most ",
+                                               sizeof(sockaddr_un{}.sun_path) - 1, " with TLS or tokens"));
     }
     NIBBLE_RETURN_IF_ERROR(base::RealFileSystem().RemoveAll(socket));
     result.trainer_address = StrCat("unix:", socket);
@@ -163,7 +166,8 @@ absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std:
   }
   // Until here the program's umask keeps other users from connecting: it removes their write access.
   if (!socket.empty() && ::chmod(socket.c_str(), 0600) != 0) {
-    return absl::UnavailableError(StrCat("--state_dir: cannot restrict the trainers' socket: ", std::strerror(errno)));
+    return absl::UnavailableError(
+        StrCat(SocketFlag(options), ": cannot restrict the trainers' socket: ", std::strerror(errno)));
   }
   result.SetHealth(true);
   return result;

@@ -37,9 +37,9 @@ struct GrpcServer {
   void SetHealth(bool serving);  // of the server and of every service
 };
 
-// `root`: the state directory, for the trainers' socket. Errors: InvalidArgument; Unavailable (--grpc_address is taken,
-// or the copies of the TLS files or the trainers' socket cannot be set up).
-absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std::string& root,
+// `trainer_socket`: the path of the trainers' socket, which only some transports need. Errors: InvalidArgument;
+// Unavailable (--grpc_address is taken, or the copies of the TLS files or the trainers' socket cannot be set up).
+absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std::string& trainer_socket,
                                            auth::Authority& authority, const std::vector<grpc::Service*>& services);
 
 }  // namespace nibble

@@ -102,6 +102,9 @@ void AddRunnerFlags(CLI::App& cli, AppOptions& options) {
 void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
   cli.option_defaults()->always_capture_default();  // shown by --help
   cli.add_option("--state_dir", options.state_dir, "Directory of models, datasets and jobs")->required();
+  cli.add_option("--database_dir", options.database_dir,
+                 "Directory of the database, on a disk of this machine if the state directory is on a network file "
+                 "system; default: the state directory");
   cli.add_option("--grpc_address", options.grpc_address,
                  "HOST:PORT of the API; port 0 picks a free one. Other than loopback: requires TLS and tokens");
   cli.add_option("--http_address", options.http_address, "HOST:PORT of metrics and probes; port 0 picks a free one");

@@ -36,6 +36,7 @@ struct KubernetesOptions {
 
 struct AppOptions : Limits {
   std::string state_dir;
+  std::string database_dir;  // "": the state directory
   std::string grpc_address = "127.0.0.1:50051";
   std::string http_address = "127.0.0.1:9464";
   std::string device = "auto";   // auto | cpu

@@ -10,11 +10,15 @@ namespace nibble::store {
 
 using base::JoinPath;
 
-StatePaths::StatePaths(std::string root) : root_(std::move(root)) { CHECK(!root_.empty() && root_.front() == '/'); }
+StatePaths::StatePaths(std::string root, std::string database_root)
+    : root_(std::move(root)), database_root_(database_root.empty() ? root_ : std::move(database_root)) {
+  CHECK(!root_.empty() && root_.front() == '/' && database_root_.front() == '/');
+}
 
-std::string StatePaths::database() const { return JoinPath(root_, "nibble.db"); }
+std::string StatePaths::database() const { return JoinPath(database_root_, "nibble.db"); }
+std::string StatePaths::trainer_socket() const { return JoinPath(database_root_, "trainers.sock"); }
 std::string StatePaths::lock() const { return JoinPath(root_, "lock"); }
-std::string StatePaths::reserve() const { return JoinPath(root_, "reserve"); }
+std::string StatePaths::reserve() const { return JoinPath(database_root_, "reserve"); }
 std::string StatePaths::models() const { return JoinPath(root_, "models"); }
 std::string StatePaths::model(std::string_view name) const { return JoinPath(models(), name); }
 std::string StatePaths::datasets() const { return JoinPath(root_, "datasets"); }

@@ -1,8 +1,10 @@
-// The paths below one state directory.
-//   nibble.db                                     jobs, attempts, events, idempotency (SQLite, WAL)
-//   nibble.db.backup-vN                           copy of the database, made before an upgrade from schema version N
-//   lock                                          held with flock by the one server; contains its pid
-//   reserve                                       room for cancels, ends and a start on a full disk (disk_reserve.h)
+// The paths below one state directory. With a database directory of its own (--database_dir), the files marked * are
+// there instead.
+//   nibble.db                                   * jobs, attempts, events, idempotency (SQLite, WAL)
+//   nibble.db.backup-vN                         * copy of the database, made before an upgrade from schema version N
+//   lock                                          held with flock by the one server; contains its pid; in both
+//   database_pair                                 store/database_pair.h; in both directories
+//   reserve                                     * room for cancels, ends and a start on a full disk (disk_reserve.h)
 //   models/NAME/                                  one artifact (server/model/artifact.h) and manifest.json
 //   datasets/NAME/                                data.jsonl, meta.json, manifest.json
 //   bases/KEY/                                    a quantized base that qlora attempts share (base_cache.h), and
@@ -11,7 +13,7 @@
 //                                                 write and read these files; each may be removed at any time
 //   operations/ID.json                            an operation (operations/stored_operation.h)
 //   server.json                                   the addresses of the running server, and its pid
-//   trainers.sock                                 Unix socket where trainers report, if the server uses TLS or tokens
+//   trainers.sock                               * Unix socket where trainers report, if the server uses TLS or tokens
 //   uploads/ID/                                   an upload in progress; emptied at every start
 //   jobs/ID/attempts/N/                           the --job_dir of nibble-trainer; no other attempt writes here
 //     attempt.json                                what to train: jobs/attempt.h, written by the server before the start
@@ -41,11 +43,14 @@ namespace nibble::store {
 
 class StatePaths {
  public:
-  // `root` must be absolute: the paths end up in attempt.json.
-  explicit StatePaths(std::string root);
+  // `root` must be absolute: the paths end up in attempt.json. So must `database_root`, the directory of the database;
+  // "": the root.
+  explicit StatePaths(std::string root, std::string database_root = "");
 
   const std::string& root() const { return root_; }
+  const std::string& database_root() const { return database_root_; }
   std::string database() const;
+  std::string trainer_socket() const;
   std::string lock() const;
   std::string reserve() const;
   std::string models() const;
@@ -66,7 +71,7 @@ class StatePaths {
   std::string attempt(std::string_view id, std::int64_t attempt) const;
 
  private:
-  std::string root_;
+  std::string root_, database_root_;
 };
 
 // Names within one attempt's directory.

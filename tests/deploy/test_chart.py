@@ -15,9 +15,9 @@ from conftest import CHART, ROOT, e2e, run
 every_case = pytest.mark.parametrize("case", charts.CASES, ids=charts.case_name)
 
 
-def test_k1_covers_the_defaults_and_nine_files():
-    assert len(charts.VALUE_FILES) == 9
-    assert len(charts.CASES) == 10 and charts.CASES[0] is None
+def test_k1_covers_the_defaults_and_ten_files():
+    assert len(charts.VALUE_FILES) == 10
+    assert len(charts.CASES) == 11 and charts.CASES[0] is None
 
 
 @every_case
@@ -145,7 +145,7 @@ def test_k3_restricted(helm, case):
     found = list(charts.pods(documents))
     assert found
     complaints = [line for pod in found for line in charts.restricted(*pod)]
-    if case and case.stem in ("jobs", "queue"):
+    if case and case.stem in ("jobs", "queue", "shared"):
         # Only with trainers as Jobs does the server's pod mount the token of its account, which has a narrow role.
         complaints = [line for line in complaints if not re.fullmatch("Deployment/.*: service account token", line)]
         assert any(name == "Template/cpu" for name, _, _ in found)

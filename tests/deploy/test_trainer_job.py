@@ -14,7 +14,7 @@ from fake_cluster import JOBS, Cluster
 from soon import soon
 from trainer_job import JOB
 
-every_jobs_case = pytest.mark.parametrize("case", [CHART / "ci/jobs.yaml", CHART / "ci/queue.yaml"], ids=charts.case_name)
+every_jobs_case = pytest.mark.parametrize("case", [CHART / "ci/jobs.yaml", CHART / "ci/queue.yaml", CHART / "ci/shared.yaml"], ids=charts.case_name)
 
 
 def trainer_jobs(documents, queue=""):
@@ -85,6 +85,25 @@ def test_trainers_keep_what_the_chart_sets(helm, case):
         # The same path, of the same claim, in the server and in the trainer.
         assert state[0] in container["volumeMounts"]
         assert [volume for volume in pod["volumes"] if volume["name"] == "state"] == [volume for volume in server["volumes"] if volume["name"] == "state"]
+
+
+def test_a_shared_claim_frees_trainers_from_the_servers_node(helm):
+    """Only the server mounts the claim of the database."""
+    rule = "requiredDuringSchedulingIgnoredDuringExecution"
+    for case, free in [("jobs", False), ("shared", True)]:
+        documents = charts.render(helm, CHART / f"ci/{case}.yaml")
+        (server,) = [spec for name, _, spec in charts.pods(documents) if name.startswith("Deployment/")]
+        claims = {volume["name"]: volume["persistentVolumeClaim"]["claimName"] for volume in server["volumes"] if "persistentVolumeClaim" in volume}
+        modes = {document["metadata"]["name"]: document["spec"]["accessModes"] for document in documents if document["kind"] == "PersistentVolumeClaim"}
+        assert modes == ({claims["state"]: ["ReadWriteMany"], claims["database"]: ["ReadWriteOnce"]} if free else {claims["state"]: ["ReadWriteOnce"]})
+        assert ("--database_dir=/var/lib/nibble-database" in server["containers"][0]["args"]) == free
+        assert ({"name": "database", "mountPath": "/var/lib/nibble-database"} in server["containers"][0]["volumeMounts"]) == free
+        (template,) = trainer_job.templates(documents).values()
+        pod = template["spec"]["template"]["spec"]
+        assert "database" not in [volume["name"] for volume in pod["volumes"]]
+        assert (rule not in pod["affinity"].get("podAffinity", {})) == free
+        assert ("affinity" not in server) == free
+        assert ("nodeAffinity" in pod["affinity"]) == free  # of the values
 
 
 def test_kueue_quotas_cover_what_trainers_request(helm):
@@ -170,7 +189,7 @@ def test_rights_of_the_server_are_its_calls(helm):
     for case in charts.CASES:
         rules = {tuple(rule["resources"]): set(rule["verbs"]) for document in charts.render(helm, case)
                  if document["kind"] == "Role" for rule in document["rules"]}
-        if case is None or case.stem not in ("jobs", "queue"):
+        if case is None or case.stem not in ("jobs", "queue", "shared"):
             assert rules == {}
         else:
             assert rules == {("jobs",): {"create", "get", "list", "watch", "delete"}, ("pods",): {"list", "watch", "delete"},

@@ -53,3 +53,31 @@ def test_a_restored_copy_continues_the_jobs(original, tmp_path, end):
         assert [entry["name"] for entry in restored.json("datasets", "list")["datasets"]] == ["page"]
     finally:
         restored.stop()
+
+
+def test_the_database_moves_to_a_directory_of_its_own(original, tmp_path):
+    """As docs/backup.md describes it; a job in progress continues, and another database is refused."""
+    name = f"moved-{tmp_path.name[-8:].replace('_', '-')}"
+    job = create(original, name)
+    soon(lambda: original.json("jobs", "get", job)["progress"]["step"] >= 7)
+    original.stop()
+    state, database = tmp_path / "state", tmp_path / "database"
+    shutil.copytree(original.state, state)
+    original.start()
+    database.mkdir()
+    for file in state.glob("nibble.db*"):
+        file.rename(database / file.name)
+    flags = ("--database_dir", database)
+    moved = Server(state, *flags).start()
+    try:
+        assert not list(state.glob("nibble.db*")) and (database / "nibble.db").exists()
+        for server in (original, moved):
+            server.run("jobs", "watch", job)
+            assert server.json("models", "get", name)["digest"] == server.json("models", "get", "calm")["digest"]
+        free = {name for name in moved.metrics() if name.startswith("nibble_disk_free_bytes")}
+        assert free == {f'nibble_disk_free_bytes{{volume="{volume}"}}' for volume in ("state", "database")}
+    finally:
+        moved.stop()
+    for other, why in [(("--database_dir", tmp_path / "empty"), "has jobs, but"), ((), "--database_dir: is not set")]:
+        with pytest.raises(AssertionError, match=f"nibbled ended with 1: (.|\n)*{why}"):
+            Server(state, *other).start()

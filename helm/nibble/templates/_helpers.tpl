@@ -55,6 +55,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- default (printf "%s-state" (include "nibble.fullname" .)) .Values.persistence.existingClaim }}
 {{- end }}
 
+{{- /* The claim of the database; empty: the database is in the state directory. */ -}}
+{{- define "nibble.databaseClaimName" -}}
+{{- if and .Values.persistence.enabled (eq .Values.persistence.accessMode "ReadWriteMany") }}
+{{- default (printf "%s-database" (include "nibble.fullname" .)) .Values.persistence.database.existingClaim }}
+{{- end }}
+{{- end }}
+
 {{- /* The Service with the metrics port: never one that is reachable from outside. */ -}}
 {{- define "nibble.metricsService" -}}
 {{- include "nibble.fullname" . }}{{ ternary "" "-metrics" (eq .Values.service.type "ClusterIP") }}

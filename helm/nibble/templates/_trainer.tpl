@@ -1,8 +1,8 @@
 {{- /* training.mode jobs: the template of trainers' Jobs, and on which nodes server and trainers run. */ -}}
 
 {{- /* The affinity of the server's pod: that of values.yaml, and a preference for the node of running trainers. Only
-       one node can mount the claim, which is ReadWriteOnce, so on another node a new server would wait for the trainers
-       of the old one. Not required: the trainers of a lost node do not go away. */ -}}
+       one node can mount a claim that is ReadWriteOnce, so on another node a new server would wait for the trainers of
+       the old one. Not required: the trainers of a lost node do not go away. */ -}}
 {{- define "nibble.serverAffinity" -}}
 {{- $selector := dict "matchLabels" (include "nibble.trainerSelector" . | fromYaml) }}
 {{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" $selector }}
@@ -11,7 +11,7 @@
 {{- include "nibble.withPodAffinity" (list .Values.affinity $preferred $rule) }}
 {{- end }}
 
-{{- /* The affinity of trainers: that of values.yaml, and the server's node, which has the volume. */ -}}
+{{- /* The affinity of trainers: that of values.yaml, and the server's node if only that node can mount the volume. */ -}}
 {{- define "nibble.trainerAffinity" -}}
 {{- $selector := dict "matchLabels" (include "nibble.selector" . | fromYaml) }}
 {{- $rule := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" $selector }}
@@ -96,7 +96,11 @@ spec:
       {{- with $nodes }}
       nodeSelector: {{- toYaml . | nindent 8 }}
       {{- end }}
+      {{- if not (include "nibble.databaseClaimName" $top) }}
       affinity: {{- include "nibble.trainerAffinity" $top | nindent 8 }}
+      {{- else if $training.affinity }}
+      affinity: {{- toYaml $training.affinity | nindent 8 }}
+      {{- end }}
       {{- with $tolerations }}
       tolerations: {{- toYaml . | nindent 8 }}
       {{- end }}
