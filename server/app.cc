@@ -490,7 +490,7 @@ absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
   s.drainer = std::make_unique<Drainer>(s.StepsOfDrain(), base::RealClock());
   NIBBLE_RETURN_IF_ERROR(s.StartGrpc());
   s.metrics.AddCollector([&s](telemetry::Metrics& out) { s.Collect(out); });
-  s.controller->Run(s.grpc.trainer_address.empty() ? s.GrpcAddress() : s.grpc.trainer_address);
+  s.controller->Run({s.grpc.trainer_address.empty() ? s.GrpcAddress() : s.grpc.trainer_address});
   NIBBLE_RETURN_IF_ERROR(s.WriteServerFile());
   s.ready = true;
   base::LogInfo("ready", {{"grpc_port", s.grpc.port},

@@ -16,8 +16,9 @@ using base::StrCat;
 
 namespace {
 
-constexpr std::uint64_t kMaxBytes = 4u << 20;  // of a JSON file; a spec is much smaller
-constexpr std::uint64_t kMaxAliveBytes = 64;   // room for any number
+constexpr std::uint64_t kMaxBytes = 4u << 20;   // of a JSON file; a spec is much smaller
+constexpr std::uint64_t kMaxAliveBytes = 64;    // room for any number
+constexpr std::uint64_t kMaxRequestBytes = 64;  // room for any id
 constexpr const char* kControlNames[] = {"preempt", "cancel", "cancel_keeping", "pause"};
 constexpr const char* kStartNames[] = {"base", "resume", "weights", "adapter"};
 constexpr const char* kOutcomeNames[] = {"ok", "failed", "cancelled", "paused"};
@@ -83,6 +84,7 @@ absl::Status WriteAttemptOrder(base::FileSystem& files, const std::string& direc
   json["start"] = ToJson(order.start);
   json["output_directory"] = order.output_directory;
   json["report_address"] = order.report_address;
+  json["report_ca"] = order.report_ca;
   json["token"] = order.token;
   json["threads"] = order.threads;
   json["isa"] = order.isa;
@@ -118,6 +120,7 @@ absl::StatusOr<AttemptOrder> ReadAttemptOrder(base::FileSystem& files, const std
   }
   NIBBLE_ASSIGN_OR_RETURN(order.output_directory, base::GetString(json, "output_directory", where));
   NIBBLE_ASSIGN_OR_RETURN(order.report_address, base::GetString(json, "report_address", where, ""));
+  NIBBLE_ASSIGN_OR_RETURN(order.report_ca, base::GetString(json, "report_ca", where, ""));
   NIBBLE_ASSIGN_OR_RETURN(order.token, base::GetString(json, "token", where));
   NIBBLE_ASSIGN_OR_RETURN(order.threads, base::GetInt(json, "threads", where));
   NIBBLE_ASSIGN_OR_RETURN(order.isa, base::GetString(json, "isa", where, "auto"));
@@ -144,11 +147,13 @@ absl::StatusOr<Control> ReadControl(base::FileSystem& files, const std::string& 
   return absl::InvalidArgumentError(StrCat(path, ": unknown command \"", command, "\""));
 }
 
-absl::Status RequestCheckpoint(base::FileSystem& files, const std::string& directory) {
-  return base::WriteFileAtomically(files, JoinPath(directory, store::kCheckpointRequestFile), "");
+absl::Status RequestCheckpoint(base::FileSystem& files, const std::string& directory, const std::string& id) {
+  return base::WriteFileAtomically(files, JoinPath(directory, store::kCheckpointRequestFile), id);
 }
-bool CheckpointRequested(base::FileSystem& files, const std::string& directory) {
-  return files.Exists(JoinPath(directory, store::kCheckpointRequestFile));
+std::optional<std::string> CheckpointRequest(base::FileSystem& files, const std::string& directory) {
+  const std::string path = JoinPath(directory, store::kCheckpointRequestFile);
+  if (!files.Exists(path)) return std::nullopt;
+  return files.Read(path, kMaxRequestBytes).value_or("");
 }
 absl::Status ClearCheckpointRequest(base::FileSystem& files, const std::string& directory) {
   return files.RemoveAll(JoinPath(directory, store::kCheckpointRequestFile));

@@ -56,6 +56,7 @@ struct AttemptOrder {
   StartOrder start;              // ignored with a resume_checkpoint_directory
   std::string output_directory;  // publish the trained model here (store::PendingDirectory)
   std::string report_address;    // address of the server's report service; "": journal only
+  std::string report_ca;         // PEM bundle to check the server's certificate with; "": without TLS
   std::string token;             // token of this attempt, sent with every report
   std::int64_t threads = 1;
   std::string isa = "auto";  // auto | plain | avx2 | avx512
@@ -80,9 +81,11 @@ absl::Status WriteControl(base::FileSystem& files, const std::string& attempt_di
 absl::StatusOr<Control> ReadControl(base::FileSystem& files, const std::string& attempt_directory);
 
 // Asks the trainer for a checkpoint after the current step; the trainer removes the request afterwards. The request is
-// a file, not a signal, so it outlives the server, the trainer and the report stream.
-absl::Status RequestCheckpoint(base::FileSystem& files, const std::string& attempt_directory);
-bool CheckpointRequested(base::FileSystem& files, const std::string& attempt_directory);
+// a file, not a signal, so it outlives the server, the trainer and the report stream. `id` tells it from other requests
+// of the attempt: the report stream carries it too, and the trainer serves each id once.
+absl::Status RequestCheckpoint(base::FileSystem& files, const std::string& attempt_directory, const std::string& id);
+// The id of the request, if there is one. "" if the file has none, as that of an earlier server, or cannot be read.
+std::optional<std::string> CheckpointRequest(base::FileSystem& files, const std::string& attempt_directory);
 absl::Status ClearCheckpointRequest(base::FileSystem& files, const std::string& attempt_directory);
 
 // Shows that a trainer is alive while it writes no journal line for long (a large evaluation, a large step, a load).

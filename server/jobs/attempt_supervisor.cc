@@ -61,6 +61,16 @@ NewEvent FromLine(const JournalLine& line, std::int64_t attempt, base::Clock& cl
   return event;
 }
 
+// Compares all bytes: over a network, the time until the first difference would tell how much of a guess is right.
+bool SameToken(const std::string& token, const std::string& given) {
+  if (token.size() != given.size()) return false;
+  unsigned difference = 0;
+  for (std::size_t i = 0; i < token.size(); ++i) {
+    difference |= static_cast<unsigned char>(token[i]) ^ static_cast<unsigned char>(given[i]);
+  }
+  return difference == 0;
+}
+
 absl::Status Fenced(const std::string& job_id, std::int64_t attempt) {
   return base::WithReason(
       absl::FailedPreconditionError(StrCat("attempt ", attempt, " of job ", job_id, " is over: exit without writing")),
@@ -178,7 +188,8 @@ absl::Status AttemptSupervisor::Launch(const StoredJob& job, const Resume& resum
     NIBBLE_ASSIGN_OR_RETURN(order.start, StartOf(job));
   }
   order.output_directory = JoinPath(live.directory, store::kOutputDirectory);
-  order.report_address = report_address_;
+  order.report_address = report_endpoint_.address;
+  if (report_endpoint_.read_ca) order.report_ca = report_endpoint_.read_ca();
   order.token = live.token;
   order.threads = options_.trainer_threads;
   order.isa = options_.isa;
@@ -186,8 +197,9 @@ absl::Status AttemptSupervisor::Launch(const StoredJob& job, const Resume& resum
   order.show_alive_every_s = ShowAliveEvery(options_.no_progress_timeout);
   NIBBLE_RETURN_IF_ERROR(state_.files.CreateDirectories(JoinPath(live.directory, store::kCheckpointsDirectory)));
   // Carries over a checkpoint request that the previous attempt did not serve.
-  if (job.attempt > 0 && CheckpointRequested(state_.files, state_.paths.attempt(job.id, job.attempt))) {
-    NIBBLE_RETURN_IF_ERROR(jobs::RequestCheckpoint(state_.files, live.directory));
+  if (job.attempt > 0 && CheckpointRequest(state_.files, state_.paths.attempt(job.id, job.attempt)).has_value()) {
+    live.checkpoint_request = base::NewId("request");
+    NIBBLE_RETURN_IF_ERROR(jobs::RequestCheckpoint(state_.files, live.directory, live.checkpoint_request));
   }
   NIBBLE_RETURN_IF_ERROR(WriteAttemptOrder(state_.files, live.directory, order));
   runner_.Start(RequestOf(job, live));
@@ -246,6 +258,7 @@ absl::Status AttemptSupervisor::Adopt(const StoredJob& job) {
   live.alive = LastAlive(state_.files, live.directory);  // an old sign of life proves nothing now
   NIBBLE_ASSIGN_OR_RETURN(live.last_sequence, database_.LastAttemptSequence(job.id, job.attempt));
   live.handle = record.handle;
+  live.checkpoint_request = CheckpointRequest(state_.files, live.directory).value_or("");
   if (store::IsLost(state_.files, live.directory)) {
     // The last server gave up the attempt and was killed before it recorded the end.
     base::MutexLock lock(mutex_);
@@ -309,6 +322,7 @@ void AttemptSupervisor::Tick() {
         live.complained = false;
       }
       if (std::exchange(live.checkpointed, false)) checkpointed.push_back({live.job_id, live.attempt, live.keep_last});
+      LookForRequest(live);
       EnforceStop(live);
       ++it;
     }
@@ -359,6 +373,12 @@ void AttemptSupervisor::EnforceStop(Live& live) {
     live.killed = true;
     runner_.Send(live.directory, Runner::Signal::kKill);
   }
+}
+
+void AttemptSupervisor::LookForRequest(Live& live) const {
+  // Only while a request is pending, and here rather than for each report: this reads the disk.
+  if (live.checkpoint_request.empty()) return;
+  if (!CheckpointRequest(state_.files, live.directory).has_value()) live.checkpoint_request.clear();
 }
 
 void AttemptSupervisor::LookForLife(Live& live) {
@@ -432,7 +452,9 @@ absl::StatusOr<bool> AttemptSupervisor::RequestCheckpoint(const std::string& job
   base::MutexLock lock(mutex_);
   const auto it = live_.find(job_id);
   if (it == live_.end() || it->second.attempt != attempt) return false;
-  NIBBLE_RETURN_IF_ERROR(jobs::RequestCheckpoint(state_.files, it->second.directory));
+  std::string id = base::NewId("request");
+  NIBBLE_RETURN_IF_ERROR(jobs::RequestCheckpoint(state_.files, it->second.directory, id));
+  it->second.checkpoint_request = std::move(id);
   return true;
 }
 
@@ -588,7 +610,7 @@ absl::StatusOr<ReportAnswer> AttemptSupervisor::Ingest(const std::string& job_id
     return Fenced(job_id, attempt);
   }
   Live& live = it->second;
-  if (live.token != token) {
+  if (!SameToken(live.token, token)) {
     return base::WithReason(absl::UnauthenticatedError("wrong token for this attempt"), "TOKEN_INVALID");
   }
   // The trainer writes the journal on disk first, so the disk has the lines that the stream lacks.
@@ -598,6 +620,7 @@ absl::StatusOr<ReportAnswer> AttemptSupervisor::Ingest(const std::string& job_id
   ReportAnswer answer;
   answer.acknowledged = live.last_sequence;
   answer.command = live.stop;
+  answer.checkpoint_request = live.checkpoint_request;
   return answer;
 }
 

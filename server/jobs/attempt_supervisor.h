@@ -36,7 +36,7 @@ class AttemptSupervisor {
                     const ControllerOptions& options, EventHub& hub, Publisher& publisher, DiskWorker& disk,
                     DiskWorker& removals, JobObserver* observer, OnDone on_done);
 
-  void set_report_address(std::string address) { report_address_ = std::move(address); }
+  void set_report_endpoint(ReportEndpoint endpoint) { report_endpoint_ = std::move(endpoint); }
 
   // Moves the job from QUEUED to PREPARING with a new attempt, and starts its trainer. From the second attempt on, a
   // Tick does this once the checkpoint to resume from is hashed. A failed start ends like a failed attempt. `memory`:
@@ -111,6 +111,8 @@ class AttemptSupervisor {
   // Records the journal's new lines. False if there are none.
   absl::StatusOr<bool> Follow(Live& live);
   void EnforceStop(Live& live);
+  // Forgets a checkpoint request that the trainer has served.
+  void LookForRequest(Live& live) const;
   void LookForLife(Live& live);
   // Prunes checkpoints of earlier attempts; a trainer prunes its own. Runs on the disk worker, because it looks at
   // every checkpoint and removes some.
@@ -149,7 +151,7 @@ class AttemptSupervisor {
   DiskWorker& removals_;
   JobObserver* const observer_;
   const OnDone on_done_;
-  std::string report_address_;
+  ReportEndpoint report_endpoint_;
   bool stopping_ = false;  // StopAll was called
 
   mutable base::Mutex mutex_;

@@ -164,8 +164,8 @@ void JobController::Tick() {
   for (await_disk(); supervisor_.on_disk(); await_disk()) Round();
 }
 
-void JobController::Run(const std::string& report_address) {
-  supervisor_.set_report_address(report_address);
+void JobController::Run(ReportEndpoint endpoint) {
+  supervisor_.set_report_endpoint(std::move(endpoint));
   scheduler_.Run();
 }
 

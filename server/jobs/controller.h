@@ -41,8 +41,8 @@ class JobController {
   // Behaves as if killed: trainers keep running, nothing is recorded.
   ~JobController();
 
-  // Starts the scheduler thread. `report_address` is where trainers reach the report service ("": journal only).
-  void Run(const std::string& report_address);
+  // Starts the scheduler thread.
+  void Run(ReportEndpoint endpoint);
   // Orderly shutdown: starts nothing new, lets trainers write a checkpoint and end (SIGTERM, SIGKILL after `grace`),
   // and requeues their jobs. Ends all waits. Later calls of Submit and Resume return Unavailable (DRAINING).
   void Shutdown(absl::Duration grace);

@@ -83,9 +83,16 @@ class JobObserver {
   virtual void OnJobEnded(const StoredJob& /*job*/) {}
 };
 
+// How trainers reach the report service.
+struct ReportEndpoint {
+  std::string address;                        // "": they only write their journals
+  std::function<std::string()> read_ca = {};  // AttemptOrder::report_ca of an attempt that begins; null: without TLS
+};
+
 struct ReportAnswer {
   std::int64_t acknowledged = 0;  // every line up to this one is durable
   std::optional<Control> command;
+  std::string checkpoint_request;  // id of a request that the trainer has not served yet; "": none
 };
 
 }  // namespace nibble::jobs

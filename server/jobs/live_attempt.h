@@ -49,6 +49,7 @@ struct LiveAttempt {
   std::int64_t last_sequence = 0;
   base::Json progress;
   std::optional<Control> stop;               // requested stop
+  std::string checkpoint_request;            // id of a requested checkpoint whose request file still exists; "": none
   std::optional<absl::Duration> terminated;  // when SIGTERM was sent
   bool killed = false;
   bool hung = false;

@@ -84,7 +84,8 @@ void DrainList::Fire() {
   for (const auto& [id, callback] : callbacks) callback();
 }
 
-Call::Call(CallEnvironment& environment, grpc::CallbackServerContext* context, CallType type, const char* method)
+Call::Call(CallEnvironment& environment, grpc::CallbackServerContext* context, CallType type, const char* method,
+           bool for_trainers)
     : environment_(environment),
       context_(context),
       type_(type),
@@ -100,7 +101,9 @@ Call::Call(CallEnvironment& environment, grpc::CallbackServerContext* context, C
   // Add before checking `draining`, so that a drain that waits for live calls sees every admitted call.
   if (EndsByItself()) environment_.live_calls.Add(context_);
   if (environment_.authority != nullptr) {
-    auto principal = environment_.authority->Admit(method, auth::CallerOf(*context));
+    auth::Caller caller = auth::CallerOf(*context);
+    caller.trainer_listener |= for_trainers;
+    auto principal = environment_.authority->Admit(method, caller);
     admitted_ = principal.status();
     if (principal.ok()) principal_ = *std::move(principal);
   }

@@ -88,8 +88,10 @@ enum class CallType { kUnary, kClientStream, kServerStream, kBidiStream };
 // One RPC from begin to end. Thread-compatible; Cancel() and the token may be used from any thread.
 class Call {
  public:
-  // `method`: a string constant such as "nibble.v1.ModelService/GetModel".
-  Call(CallEnvironment& environment, grpc::CallbackServerContext* context, CallType type, const char* method);
+  // `method`: a string constant such as "nibble.v1.ModelService/GetModel". `for_trainers`: the call arrived on a
+  // listener for trainers only, which matters where AuthProcessor does not mark its connections.
+  Call(CallEnvironment& environment, grpc::CallbackServerContext* context, CallType type, const char* method,
+       bool for_trainers = false);
 
   CallEnvironment& environment() const { return environment_; }
   // Not OK: the caller lacks the right, or the server is draining (DRAINING). The wrappers (unary.h, stream_reactor.h,

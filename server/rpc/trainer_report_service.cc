@@ -15,12 +15,29 @@ namespace {
 
 namespace iv1 = internal::v1;
 
+// A stop wins over a checkpoint: the trainer writes one before it pauses, and a cancel needs none.
+void SetCommand(const jobs::ReportAnswer& answer, iv1::ReportResponse& response) {
+  using enum jobs::Control;
+  const jobs::Control stop = answer.command.value_or(kPreempt);
+  if (stop == kPause) {
+    response.set_command(iv1::TRAINER_COMMAND_PAUSE);
+  } else if (stop == kCancel || stop == kCancelKeeping) {
+    response.set_command(iv1::TRAINER_COMMAND_CANCEL);
+    response.set_keep_checkpoint(stop == kCancelKeeping);
+  } else if (!answer.checkpoint_request.empty()) {
+    response.set_command(iv1::TRAINER_COMMAND_CHECKPOINT);
+    response.set_checkpoint_request(answer.checkpoint_request);
+  }
+}
+
 // Reads one message, processes it on a worker and acknowledges it before it reads the next. The trainer's own queue is
 // the buffer.
 class ReportReactor final : public grpc::ServerBidiReactor<iv1::ReportRequest, iv1::ReportResponse> {
  public:
-  ReportReactor(CallEnvironment& environment, grpc::CallbackServerContext* context, jobs::JobController& jobs)
-      : call_(environment, context, CallType::kBidiStream, "nibble.internal.v1.TrainerReportService/Report"),
+  ReportReactor(CallEnvironment& environment, grpc::CallbackServerContext* context, jobs::JobController& jobs,
+                bool for_trainers)
+      : call_(environment, context, CallType::kBidiStream, "nibble.internal.v1.TrainerReportService/Report",
+              for_trainers),
         jobs_(jobs) {
     if (call_.admitted().ok()) {
       StartRead(&request_);
@@ -67,16 +84,16 @@ class ReportReactor final : public grpc::ServerBidiReactor<iv1::ReportRequest, i
         }
         lines.push_back(std::move(*request_.mutable_line()->mutable_json()));
         break;
-      default: return base::FieldError("message", "is not set, wanted hello or line");
+      case iv1::ReportRequest::kHeartbeat:
+        if (hello_.job_id().empty()) return base::FieldError("hello", "is missing, must be the first message");
+        break;
+      default: return base::FieldError("message", "is not set, wanted hello, line or heartbeat");
     }
     NIBBLE_ASSIGN_OR_RETURN(const jobs::ReportAnswer answer,
                             jobs_.IngestReport(hello_.job_id(), hello_.attempt(), hello_.token(), lines));
     response_.Clear();
     response_.set_acknowledged_sequence(answer.acknowledged);
-    const bool keeps = answer.command == jobs::Control::kCancelKeeping;
-    if (keeps || answer.command == jobs::Control::kCancel) response_.set_command(iv1::TRAINER_COMMAND_CANCEL);
-    response_.set_keep_checkpoint(keeps);
-    if (answer.command == jobs::Control::kPause) response_.set_command(iv1::TRAINER_COMMAND_PAUSE);
+    SetCommand(answer, response_);
     return absl::OkStatus();
   }
   void OnCancel() override { call_.Cancel(); }
@@ -93,7 +110,7 @@ class ReportReactor final : public grpc::ServerBidiReactor<iv1::ReportRequest, i
 
 grpc::ServerBidiReactor<iv1::ReportRequest, iv1::ReportResponse>* TrainerReportService::Report(
     grpc::CallbackServerContext* context) {
-  return new ReportReactor(environment_, context, jobs_);
+  return new ReportReactor(environment_, context, jobs_, for_trainers_);
 }
 
 }  // namespace nibble::rpc

@@ -5,11 +5,12 @@
 
 namespace nibble::rpc {
 
-// Receives the trainers' journals. Thread-safe.
+// Receives the trainers' journals, and answers with the server's commands. Thread-safe.
 class TrainerReportService : public internal::v1::TrainerReportService::CallbackService {
  public:
-  TrainerReportService(CallEnvironment& environment, jobs::JobController& jobs)
-      : environment_(environment), jobs_(jobs) {}
+  // `for_trainers`: registered only on a listener for trainers (Call).
+  TrainerReportService(CallEnvironment& environment, jobs::JobController& jobs, bool for_trainers = false)
+      : environment_(environment), jobs_(jobs), for_trainers_(for_trainers) {}
 
   grpc::ServerBidiReactor<internal::v1::ReportRequest, internal::v1::ReportResponse>* Report(
       grpc::CallbackServerContext*) override;
@@ -17,6 +18,7 @@ class TrainerReportService : public internal::v1::TrainerReportService::Callback
  private:
   CallEnvironment& environment_;
   jobs::JobController& jobs_;
+  const bool for_trainers_;
 };
 
 }  // namespace nibble::rpc

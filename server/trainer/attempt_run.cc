@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "absl/strings/str_join.h"
 #include "server/base/error.h"
@@ -90,13 +91,25 @@ class AttemptRun {
       NIBBLE_RETURN_IF_ERROR(Step());
       if (EvaluationIsDue()) NIBBLE_RETURN_IF_ERROR(EvaluateNow());
       if (SaveIsDue()) NIBBLE_RETURN_IF_ERROR(Save());
-      if (jobs::CheckpointRequested(context_.files, context_.directory)) {
-        if (progress_.step > saved_step_) NIBBLE_RETURN_IF_ERROR(Save());
-        NIBBLE_RETURN_IF_ERROR(jobs::ClearCheckpointRequest(context_.files, context_.directory));
-      }
+      NIBBLE_RETURN_IF_ERROR(ServeCheckpointRequest());
       if (Stopping()) return absl::CancelledError("stop requested");
     }
     return EvaluateNow();
+  }
+
+  // A request arrives in a file and by the report stream, in any order: on a network file system the file may appear
+  // after the checkpoint that it asks for. Each id is served once; a request without an id, whenever its file exists.
+  absl::Status ServeCheckpointRequest() {
+    const std::optional<std::string> in_file = jobs::CheckpointRequest(context_.files, context_.directory);
+    const std::string by_stream = context_.reporter.checkpoint_request();
+    const auto is_new = [this](const std::string& id) { return !served_requests_.contains(id); };
+    const bool wanted =
+        (in_file.has_value() && (in_file->empty() || is_new(*in_file))) || (!by_stream.empty() && is_new(by_stream));
+    if (wanted && progress_.step > saved_step_) NIBBLE_RETURN_IF_ERROR(Save());
+    if (in_file.has_value()) served_requests_.insert(*in_file);
+    if (!by_stream.empty()) served_requests_.insert(by_stream);
+    if (!wanted && !in_file.has_value()) return absl::OkStatus();
+    return jobs::ClearCheckpointRequest(context_.files, context_.directory);
   }
 
   // Before the first step, and every eval_every steps. The evaluation after the last step always runs. An interrupted
@@ -380,10 +393,24 @@ class AttemptRun {
     return store::PruneCheckpoints(context_.files, context_.directory, std::max<std::int64_t>(1, spec_.run.keep_last));
   }
 
+  // What the stop means, by the report stream or by control.json, which the trainer may not see yet. A pause may have
+  // become a cancel since, never the reverse.
+  absl::StatusOr<jobs::Control> StopControl() const {
+    auto in_file = jobs::ReadControl(context_.files, context_.directory);
+    const bool says_why = in_file.ok() && *in_file != jobs::Control::kPreempt;
+    // SIGTERM may be faster than the stream.
+    if (!says_why && !context_.reporter.stop().has_value()) context_.reporter.Ask(absl::Seconds(2));
+    const std::optional<jobs::Control> by_stream = context_.reporter.stop();
+    const bool cancelled =
+        in_file.ok() && (*in_file == jobs::Control::kCancel || *in_file == jobs::Control::kCancelKeeping);
+    if (!by_stream.has_value() || cancelled) return in_file;
+    return *by_stream;
+  }
+
   absl::StatusOr<jobs::Outcome> Interrupt() {
     jobs::Outcome outcome;
     if (IsOver()) return absl::AbortedError("the server has given up this attempt");
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::Control control, jobs::ReadControl(context_.files, context_.directory));
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::Control control, StopControl());
     const bool cancelled = control == jobs::Control::kCancel || control == jobs::Control::kCancelKeeping;
     if (control != jobs::Control::kCancel && progress_.step > saved_step_) NIBBLE_RETURN_IF_ERROR(Save());
     if (cancelled) {
@@ -506,6 +533,7 @@ class AttemptRun {
   bool continues_other_job_ = false;               // the attempt starts from another job's checkpoint
   std::optional<double> last_eval_loss_;
   std::map<std::string, std::uint64_t> reported_launches_;
+  std::set<std::string> served_requests_;  // ids of checkpoint requests
   bool holds_claim_ = true;
   bool may_stop_ = true;
   const base::Cancelled stopping_ = [this] { return Stopping(); };

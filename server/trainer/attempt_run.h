@@ -24,7 +24,7 @@ struct AttemptContext {
   jobs::JournalWriter& journal;
   Reporter& reporter;
   kernels::Stream stream;
-  const std::function<bool()>& terminated;  // whether SIGTERM was received
+  const std::function<bool()>& terminated;  // whether SIGTERM was received, or a command to stop by the report stream
   std::span<const RecipeRow> recipes = BuiltInRecipes();
 };
 

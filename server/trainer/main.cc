@@ -80,8 +80,12 @@ int Run(const std::string& directory) {
     base::LogError("cannot open the journal", {{"error", std::string(journal.status().message())}});
     return base::Reason(journal.status()) == "DISK_FULL" ? jobs::kExitDiskFull : 1;
   }
-  trainer::Reporter reporter({order->report_address, order->job_id, order->attempt, order->token});
-  const std::function<bool()> terminated = [] { return g_terminated != 0; };
+  trainer::Reporter reporter({.address = order->report_address,
+                              .job_id = order->job_id,
+                              .attempt = order->attempt,
+                              .token = order->token,
+                              .ca = order->report_ca});
+  const std::function<bool()> terminated = [&reporter] { return g_terminated != 0 || reporter.stop().has_value(); };
   const jobs::Outcome outcome =
       trainer::RunAttempt({directory,
                            *order,

@@ -1,10 +1,13 @@
-// Sends journal lines to the server as the trainer writes them. After a reconnect, sends unacknowledged lines again.
+// Sends journal lines to the server as the trainer writes them, and receives the server's commands. After a reconnect,
+// sends unacknowledged lines again.
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/time/time.h"
+#include "server/jobs/attempt.h"
 
 namespace nibble::trainer {
 
@@ -16,7 +19,11 @@ class Reporter {
     std::string address;  // "" disables reports
     std::string job_id;
     std::int64_t attempt = 0;
-    std::string token;  // proves to the server that this process is the attempt's trainer
+    std::string token;                            // proves to the server that this process is the attempt's trainer
+    std::string ca;                               // PEM bundle to check the server's certificate with; "": without TLS
+    absl::Duration heartbeat = absl::Seconds(2);  // time without a message after which a heartbeat asks for commands
+    // Limit of the lines in memory, in bytes. Above it the oldest are dropped, and the server reads them from the disk.
+    std::size_t max_queued_bytes = 8u << 20;
   };
   explicit Reporter(Options options);
   // Drops lines that are not yet acknowledged; call Flush before.
@@ -29,6 +36,13 @@ class Reporter {
   // True once the server has refused reports because the attempt is over (FENCED). The trainer must then stop at once
   // and write nothing more.
   bool fenced() const;
+  // The last stop that the server has commanded: kCancel, kCancelKeeping or kPause.
+  std::optional<jobs::Control> stop() const;
+  // Asks the server for its present command, and waits for the answer, for at most `timeout`. Returns at once without a
+  // connection.
+  void Ask(absl::Duration timeout);
+  // Id of the last checkpoint that the server has requested; "": none.
+  std::string checkpoint_request() const;
 
  private:
   struct State;

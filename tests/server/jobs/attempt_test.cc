@@ -46,6 +46,7 @@ TEST(AttemptTest, OrderSurvivesARoundTrip) {
   order.base_cache_bytes = 1000;
   order.output_directory = "/s/jobs/job-1/attempts/2/output";
   order.report_address = "127.0.0.1:50051";
+  order.report_ca = "-----BEGIN CERTIFICATE-----\nMII\n";
   order.token = "token-1";
   order.threads = 2;
   order.isa = "avx2";
@@ -75,11 +76,25 @@ TEST(AttemptTest, OrderSurvivesARoundTrip) {
   EXPECT_EQ(back->base_cache_bytes, 1000);
   EXPECT_EQ(back->output_directory, order.output_directory);
   EXPECT_EQ(back->report_address, order.report_address);
+  EXPECT_EQ(back->report_ca, order.report_ca);
   EXPECT_EQ(back->token, "token-1");
   EXPECT_EQ(back->threads, 2);
   EXPECT_EQ(back->isa, "avx2");
   EXPECT_EQ(back->nibble_version, "0.1.0");
   EXPECT_EQ(back->show_alive_every_s, 2.5);
+}
+
+TEST(AttemptTest, CheckpointRequestHasTheIdOfItsFile) {
+  TempDirectory temp;
+  EXPECT_FALSE(CheckpointRequest(Files(), temp.path()).has_value());
+  ASSERT_TRUE(RequestCheckpoint(Files(), temp.path(), "request-1").ok());
+  EXPECT_EQ(CheckpointRequest(Files(), temp.path()), "request-1");
+  ASSERT_TRUE(RequestCheckpoint(Files(), temp.path(), "").ok());  // as an earlier server writes it
+  EXPECT_EQ(CheckpointRequest(Files(), temp.path()), "");
+  ASSERT_TRUE(RequestCheckpoint(Files(), temp.path(), std::string(1000, 'x')).ok());
+  EXPECT_EQ(CheckpointRequest(Files(), temp.path()), "") << "a file that no server writes";
+  ASSERT_TRUE(ClearCheckpointRequest(Files(), temp.path()).ok());
+  EXPECT_FALSE(CheckpointRequest(Files(), temp.path()).has_value());
 }
 
 TEST(AttemptTest, OutcomesSurviveARoundTripAndDamagedOnesAreDataLoss) {

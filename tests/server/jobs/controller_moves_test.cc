@@ -123,14 +123,14 @@ TEST_F(JobMovesTest, CheckpointRequestReachesTheNextTrainerIfTheFirstDies) {
   controller_->Tick();
   EXPECT_EQ(controller_->Checkpoint(id)->state, kPreparing);
   EXPECT_TRUE(controller_->Checkpoint(id).ok()) << "a second request is accepted";
-  EXPECT_TRUE(CheckpointRequested(base::RealFileSystem(), Trainer(id).directory));
+  EXPECT_TRUE(CheckpointRequest(base::RealFileSystem(), Trainer(id).directory).has_value());
   EXPECT_TRUE(Trainer(id).signals.empty());
   machine_.Kill(Trainer(id));
   controller_->Tick();
   clock_.Advance(absl::Seconds(10));
   controller_->Tick();
   ASSERT_EQ(Trainer(id).order.attempt, 2);
-  EXPECT_TRUE(CheckpointRequested(base::RealFileSystem(), Trainer(id).directory));
+  EXPECT_TRUE(CheckpointRequest(base::RealFileSystem(), Trainer(id).directory).has_value());
   ASSERT_TRUE(ClearCheckpointRequest(base::RealFileSystem(), Trainer(id).directory).ok());
   ASSERT_TRUE(controller_->Cancel(id).ok());
   EXPECT_EQ(base::Reason(controller_->Checkpoint(id).status()), "ILLEGAL_STATE");  // CANCELLING

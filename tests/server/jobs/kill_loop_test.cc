@@ -39,7 +39,7 @@ class KillLoopTest : public ::testing::Test {
     auto controller = JobController::Open(*state_, *database_, *runner_, base::RealClock(), options_);
     ASSERT_TRUE(controller.ok()) << controller.status();
     controller_ = *std::move(controller);
-    controller_->Run("");
+    controller_->Run({});
     // Detects a hang; a start on a busy disk takes seconds.
     EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(30));
   }

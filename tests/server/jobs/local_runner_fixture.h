@@ -47,7 +47,7 @@ class LocalRunnerTest : public ::testing::Test {
     auto controller = JobController::Open(*state_, *database_, *runner_, base::RealClock(), options_);
     ASSERT_TRUE(controller.ok()) << controller.status();
     controller_ = *std::move(controller);
-    controller_->Run("");
+    controller_->Run({});
   }
   // Acts like kill -9 of the server: trainers continue.
   void Kill() {

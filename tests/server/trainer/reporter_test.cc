@@ -70,7 +70,8 @@ TEST(ReporterTest, LinesAcknowledgedBeforeSendingAreNotSent) {
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   ASSERT_NE(server, nullptr);
   {
-    Reporter reporter({.address = base::StrCat("127.0.0.1:", port), .job_id = "job-1", .attempt = 1, .token = "t"});
+    Reporter reporter(
+        {.address = base::StrCat("127.0.0.1:", port), .job_id = "job-1", .attempt = 1, .token = "t", .ca = ""});
     for (int sequence = 1; sequence <= kKnown; ++sequence) reporter.Send(line(sequence));
     service.acknowledge.set_value();
     reporter.Flush(absl::Minutes(1));  // All are acknowledged, although the server has read none.
