@@ -40,6 +40,7 @@
 #include "server/registry/model_files.h"
 #include "server/registry/model_library.h"
 #include "server/registry/upload_table.h"
+#include "server/report_flags.h"
 #include "server/rpc/dataset_service.h"
 #include "server/rpc/fine_tune_service.h"
 #include "server/rpc/inference_service.h"
@@ -113,6 +114,7 @@ struct App::State {
   std::unique_ptr<registry::TextCache> texts;
   std::unique_ptr<data::TokenCache> tokens;
   std::unique_ptr<plan::JobPlanner> planner;
+  std::unique_ptr<auth::CaFile> report_ca;  // null without --report_ca
   std::unique_ptr<jobs::JobController> controller;
 
   std::unique_ptr<auth::Authority> authority;
@@ -135,6 +137,7 @@ struct App::State {
   std::unique_ptr<rpc::UploadService> upload_service;
   std::unique_ptr<rpc::OperationsService> operations_service;
   std::unique_ptr<rpc::TrainerReportService> report_service;
+  std::unique_ptr<rpc::TrainerReportService> network_report_service;  // of --report_address
   std::unique_ptr<Drainer> drainer;  // declared before `grpc`, because a call may begin a drain
   GrpcServer grpc;
 
@@ -148,6 +151,7 @@ struct App::State {
   absl::Status WriteServerFile();
   std::string GrpcAddress() const;  // with the actual port
   bool HasDatabaseVolume() const { return state->paths.database_root() != state->paths.root(); }
+  jobs::ReportEndpoint Endpoint() const;
   absl::StatusOr<std::set<std::string>> NeededTokenFiles();
   void Collect(telemetry::Metrics& out);
   DrainSteps StepsOfDrain();
@@ -201,7 +205,7 @@ absl::Status App::State::OpenJobs() {
   control.ageing = absl::Seconds(options.job_ageing_s);
   control.max_queued = options.max_queued_jobs;
   control.max_open_per_owner = options.max_jobs_per_principal;
-  const std::int64_t own_bytes = OwnMemoryBytes(options);
+  const std::int64_t own_bytes = OwnMemoryBytes(options) + (options.report.address.empty() ? 0 : kReportMemoryBytes);
   // Trainers that run elsewhere are limited only by the flag.
   const std::int64_t train_bytes = trains_here
                                        ? MemoryBytes(options.train_memory_bytes, own_bytes, base::RealFileSystem())
@@ -248,7 +252,7 @@ absl::Status App::State::OpenJobs() {
   if (absl::Status trimmed = bases.Trim(); !trimmed.ok()) {
     base::LogWarning("cannot remove cached bases", {{"why", std::string(trimmed.message())}});
   }
-  control.trainer_threads = options.threads;
+  control.trainer_threads = options.trainer_threads > 0 ? options.trainer_threads : options.threads;
   control.isa = options.isa;
   control.default_device = plan::kDefaultDevice;
   control.nibble_version = kVersion;
@@ -394,17 +398,32 @@ absl::Status App::State::StartGrpc() {
   upload_service = std::make_unique<rpc::UploadService>(*call_environment, *uploads);
   operations_service = std::make_unique<rpc::OperationsService>(*call_environment, *operations);
   report_service = std::make_unique<rpc::TrainerReportService>(*call_environment, *controller);
+  network_report_service =
+      std::make_unique<rpc::TrainerReportService>(*call_environment, *controller, /*for_trainers=*/true);
+  if (!options.report.ca.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(report_ca, auth::CaFile::Open("--report_ca", options.report.ca));
+  }
   rpc::RegisterMethods(metrics);
 
   const std::vector<grpc::Service*> services = {dataset_service.get(),    fine_tune_service.get(), model_service.get(),
                                                 inference_service.get(),  server_service.get(),    upload_service.get(),
                                                 operations_service.get(), report_service.get()};
-  NIBBLE_ASSIGN_OR_RETURN(grpc, StartGrpcServer(options, state->paths.trainer_socket(), *authority, services));
+  NIBBLE_ASSIGN_OR_RETURN(grpc, StartGrpcServer(options, state->paths.trainer_socket(), *authority, services,
+                                                *network_report_service));
   return absl::OkStatus();
 }
 
 std::string App::State::GrpcAddress() const {
   return base::StrCat(options.grpc_address.substr(0, options.grpc_address.rfind(':') + 1), grpc.port);
+}
+
+jobs::ReportEndpoint App::State::Endpoint() const {
+  if (!runner->outlives_server()) return {grpc.trainer_address.empty() ? GrpcAddress() : grpc.trainer_address};
+  // Trainers in pods can use neither loopback nor, on another node, a socket in the state directory.
+  if (grpc.reports == nullptr) return {};
+  jobs::ReportEndpoint endpoint{ReportTarget(options, grpc.report_port)};
+  if (report_ca != nullptr) endpoint.read_ca = [ca = report_ca.get()] { return ca->Read(); };
+  return endpoint;
 }
 
 absl::Status App::State::WriteServerFile() {
@@ -413,6 +432,7 @@ absl::Status App::State::WriteServerFile() {
   json["grpc_address"] = GrpcAddress();
   json["http_address"] =
       base::StrCat(options.http_address.substr(0, options.http_address.rfind(':') + 1), http->port());
+  if (grpc.reports != nullptr) json["report_address"] = ReportTarget(options, grpc.report_port);
   json["version"] = kVersion;
   base::FileSystem& real = base::RealFileSystem();
   const std::string path = state->paths.server_file();
@@ -490,12 +510,13 @@ absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
   s.drainer = std::make_unique<Drainer>(s.StepsOfDrain(), base::RealClock());
   NIBBLE_RETURN_IF_ERROR(s.StartGrpc());
   s.metrics.AddCollector([&s](telemetry::Metrics& out) { s.Collect(out); });
-  s.controller->Run({s.grpc.trainer_address.empty() ? s.GrpcAddress() : s.grpc.trainer_address});
+  s.controller->Run(s.Endpoint());
   NIBBLE_RETURN_IF_ERROR(s.WriteServerFile());
   s.ready = true;
   base::LogInfo("ready", {{"grpc_port", s.grpc.port},
                           {"http_port", s.http->port()},
                           {"isa", kernels::Name(isa)},
+                          {"report_port", s.grpc.report_port},
                           {"threads", options.threads},
                           {"trainer", options.trainer_path}});
   return std::unique_ptr<App>(new App(std::move(state)));
@@ -522,6 +543,8 @@ void App::Drain() {
   State& s = *state_;
   s.drainer->Begin(s.options.drain);
   s.drainer->Wait();
+  // First, because the streams of trainers that continue do not end by themselves.
+  if (s.grpc.reports != nullptr) s.grpc.reports->Shutdown(std::chrono::system_clock::now());
   s.grpc.server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
 }
 
@@ -533,6 +556,10 @@ App::~App() {
   s.http.reset();
   if (s.grpc.server != nullptr) {
     s.call_environment->drain.Fire();
+    if (s.grpc.reports != nullptr) {
+      s.grpc.reports->Shutdown(std::chrono::system_clock::now());
+      s.grpc.reports->Wait();
+    }
     s.grpc.server->Shutdown(std::chrono::system_clock::now());
     s.grpc.server->Wait();
   }
@@ -553,5 +580,6 @@ App::~App() {
 
 int App::grpc_port() const { return state_->grpc.port; }
 int App::http_port() const { return state_->http->port(); }
+int App::report_port() const { return state_->grpc.report_port; }
 
 }  // namespace nibble

@@ -26,6 +26,7 @@ class App {
 
   int grpc_port() const;
   int http_port() const;
+  int report_port() const;  // 0 without --report_address
 
  private:
   struct State;

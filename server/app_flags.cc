@@ -11,6 +11,7 @@
 #include "server/build_info.h"
 #include "server/grpc_server.h"
 #include "server/http/http_server.h"
+#include "server/report_flags.h"
 
 namespace nibble {
 
@@ -41,6 +42,7 @@ absl::Status CheckFlags(const AppOptions& options) {
                                              BuiltFrom().cuda, ")"));
   }
   NIBBLE_RETURN_IF_ERROR(PickTransport(options).status());
+  NIBBLE_RETURN_IF_ERROR(CheckReportFlags(options));
   if (options.import_root.empty() || access(options.import_root.c_str(), R_OK | X_OK) == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(StrCat("--import_root: ", options.import_root, " cannot be read"));
 }

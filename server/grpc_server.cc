@@ -5,6 +5,7 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/impl/server_builder_option.h>
 #include <grpcpp/impl/server_builder_plugin.h>
+#include <grpcpp/resource_quota.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 
@@ -48,13 +49,15 @@ std::shared_ptr<grpc::ServerCredentials> Guarded(std::shared_ptr<grpc::ServerCre
 }
 
 // The credentials read copies of the TLS files and release their auth processor last, so the processor owns the copies.
-std::shared_ptr<grpc::ServerCredentials> TlsCredentials(const auth::TlsWatch& tls, auth::Authority& authority) {
+std::shared_ptr<grpc::ServerCredentials> TlsCredentials(const auth::TlsWatch& tls, auth::Authority& authority,
+                                                        bool for_trainers) {
   struct Kept {
     std::shared_ptr<const void> copies;
     auth::AuthProcessor processor;
   };
-  const std::shared_ptr<Kept> kept(new Kept{tls.copies(), auth::AuthProcessor(authority, /*for_trainers=*/false)});
-  auto credentials = tls.Credentials();
+  const std::shared_ptr<Kept> kept(new Kept{tls.copies(), auth::AuthProcessor(authority, for_trainers)});
+  // A trainer proves itself by its attempt's token and has no certificate.
+  auto credentials = for_trainers ? tls.CredentialsWithoutClientCa() : tls.Credentials();
   credentials->SetAuthMetadataProcessor(std::shared_ptr<auth::AuthProcessor>(kept, &kept->processor));
   return credentials;
 }
@@ -62,7 +65,7 @@ std::shared_ptr<grpc::ServerCredentials> TlsCredentials(const auth::TlsWatch& tl
 std::shared_ptr<grpc::ServerCredentials> PublicCredentials(Transport transport, const auth::TlsWatch* tls,
                                                            auth::Authority& authority) {
   switch (transport) {
-    case Transport::kTls: return TlsCredentials(*tls, authority);
+    case Transport::kTls: return TlsCredentials(*tls, authority, /*for_trainers=*/false);
     case Transport::kLocal:
       return Guarded(grpc::experimental::LocalServerCredentials(LOCAL_TCP), authority, /*for_trainers=*/false);
     case Transport::kOpen:
@@ -74,6 +77,35 @@ std::shared_ptr<grpc::ServerCredentials> PublicCredentials(Transport transport, 
 // The flag that decides where the trainers' socket is.
 const char* SocketFlag(const AppOptions& options) {
   return options.database_dir.empty() ? "--state_dir" : "--database_dir";
+}
+
+std::shared_ptr<grpc::ServerCredentials> ReportCredentials(const std::string& address, const auth::TlsWatch* tls,
+                                                           auth::Authority& authority) {
+  if (tls != nullptr) return TlsCredentials(*tls, authority, /*for_trainers=*/true);
+  const auto parsed = http::ParseHostPort("--report_address", address);
+  if (!parsed.ok() || !IsLocal(parsed->host)) return grpc::InsecureServerCredentials();
+  return Guarded(grpc::experimental::LocalServerCredentials(LOCAL_TCP), authority, /*for_trainers=*/true);
+}
+
+absl::Status StartReports(const AppOptions& options, auth::Authority& authority, grpc::Service& service,
+                          GrpcServer& result) {
+  const std::string& address = options.report.address;
+  if (address.empty()) return absl::OkStatus();
+  grpc::ServerBuilder builder;
+  ApplyLimits(options, builder);
+  // The public connections cannot use up this memory, nor the other way round.
+  grpc::ResourceQuota quota("nibbled-reports");
+  quota.Resize(kReportMemoryBytes).SetMaxThreads(options.max_rpc_threads);
+  builder.SetResourceQuota(quota);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.SetOption(std::make_unique<grpc::HealthCheckServiceServerBuilderOption>(nullptr));
+  builder.SetOption(std::make_unique<WithoutReflection>());
+  builder.AddListeningPort(address, ReportCredentials(address, result.tls.get(), authority), &result.report_port);
+  builder.RegisterService(&service);
+  result.reports = builder.BuildAndStart();
+  if (result.reports != nullptr && result.report_port != 0) return absl::OkStatus();
+  return absl::UnavailableError(
+      StrCat("--report_address: cannot listen on ", address, " (is another server running?)"));
 }
 
 }  // namespace
@@ -122,7 +154,8 @@ void GrpcServer::SetHealth(bool serving) {
 }
 
 absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std::string& trainer_socket,
-                                           auth::Authority& authority, const std::vector<grpc::Service*>& services) {
+                                           auth::Authority& authority, const std::vector<grpc::Service*>& services,
+                                           grpc::Service& reports) {
   NIBBLE_ASSIGN_OR_RETURN(const Transport transport, PickTransport(options));
   GrpcServer result;
   grpc::EnableDefaultHealthCheckService(true);
@@ -169,6 +202,7 @@ absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std:
     return absl::UnavailableError(
         StrCat(SocketFlag(options), ": cannot restrict the trainers' socket: ", std::strerror(errno)));
   }
+  NIBBLE_RETURN_IF_ERROR(StartReports(options, authority, reports, result));
   result.SetHealth(true);
   return result;
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <grpcpp/grpcpp.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,14 +33,23 @@ struct GrpcServer {
   std::unique_ptr<auth::TlsWatch> tls;  // null without TLS
   std::unique_ptr<grpc::Server> server;
   int port = 0;
+  // Of --report_address; null without. A server of its own: without TLS, gRPC runs no check of ours, and this server
+  // has no other method.
+  std::unique_ptr<grpc::Server> reports;
+  int report_port = 0;
   std::string trainer_address;  // "unix:..." if trainers cannot use the public listener; "" if they can
 
   void SetHealth(bool serving);  // of the server and of every service
 };
 
-// `trainer_socket`: the path of the trainers' socket, which only some transports need. Errors: InvalidArgument;
-// Unavailable (--grpc_address is taken, or the copies of the TLS files or the trainers' socket cannot be set up).
+// Maximum bytes that gRPC holds for the connections of --report_address.
+inline constexpr std::int64_t kReportMemoryBytes = 64 << 20;
+
+// `trainer_socket`: the path of the trainers' socket, which only some transports need. `reports`: the service of
+// --report_address. Errors: InvalidArgument; Unavailable (--grpc_address or --report_address is taken, or the copies of
+// the TLS files or the trainers' socket cannot be set up).
 absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std::string& trainer_socket,
-                                           auth::Authority& authority, const std::vector<grpc::Service*>& services);
+                                           auth::Authority& authority, const std::vector<grpc::Service*>& services,
+                                           grpc::Service& reports);
 
 }  // namespace nibble

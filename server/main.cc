@@ -99,6 +99,18 @@ void AddRunnerFlags(CLI::App& cli, AppOptions& options) {
       ->check(CLI::NonNegativeNumber);
 }
 
+void AddReportFlags(CLI::App& cli, nibble::ReportOptions& report) {
+  cli.add_option("--report_address", report.address,
+                 "HOST:PORT for the reports of trainers with --runner kubernetes; port 0 picks a free one; empty: the "
+                 "server only reads their journals. Other than loopback: requires TLS");
+  cli.add_option("--report_target", report.target,
+                 "HOST:PORT that trainers dial for --report_address, such as the name of a Service; default: "
+                 "--report_address");
+  cli.add_option("--report_ca", report.ca,
+                 "PEM file with which trainers check the server's certificate; read again for each attempt. Required "
+                 "with TLS and --report_address");
+}
+
 void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
   cli.option_defaults()->always_capture_default();  // shown by --help
   cli.add_option("--state_dir", options.state_dir, "Directory of models, datasets and jobs")->required();
@@ -109,7 +121,11 @@ void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
                  "HOST:PORT of the API; port 0 picks a free one. Other than loopback: requires TLS and tokens");
   cli.add_option("--http_address", options.http_address, "HOST:PORT of metrics and probes; port 0 picks a free one");
   AddSecurityFlags(cli, options.security);
+  AddReportFlags(cli, options.report);
   cli.add_option("--threads", options.threads, "Number of threads of the compute kernels")->check(CLI::Range(1, 1024));
+  cli.add_option("--trainer_threads", options.trainer_threads,
+                 "Number of threads of each trainer, and of CPUs that its pod requests; 0: --threads")
+      ->check(CLI::Range(0, 1024));
   cli.add_option("--device", options.device, "auto or cpu");
   cli.add_option("--isa", options.isa, "auto, plain, avx2 or avx512");
   cli.add_option("--import_root", options.import_root, "Directory whose files clients may import by path");

@@ -24,6 +24,13 @@ struct SecurityOptions {
   bool reflection_without_token = false;
 };
 
+// The listener for the reports of trainers that cannot use the trainers' socket. Empty: not set.
+struct ReportOptions {
+  std::string address;  // HOST:PORT
+  std::string target;   // HOST:PORT that trainers dial; "": `address`
+  std::string ca;       // PEM file with which trainers check the server's certificate
+};
+
 // --runner kubernetes.
 struct KubernetesOptions {
   std::string templates;    // file: {"cpu": JOB, "cuda": JOB} (jobs/kubernetes_job.h)
@@ -47,8 +54,10 @@ struct AppOptions : Limits {
   KubernetesOptions kubernetes;
   std::vector<std::string> environment;  // "KEY=VALUE", of this process; filtered for trainers
   int threads = 1;
+  int trainer_threads = 0;  // of each trainer; 0: `threads`
   serve::EngineOptions engine;
   SecurityOptions security;
+  ReportOptions report;
   // File system of the state directory; nullptr: the real one. Tests inject faults. Must outlive the App.
   base::FileSystem* files = nullptr;
 

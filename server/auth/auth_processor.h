@@ -14,7 +14,7 @@ Caller CallerOf(const grpc::ServerContextBase& context);
 // Refuses with the code and "REASON: text": gRPC 1.51 sends no error details from a processor. Thread-safe.
 class AuthProcessor final : public grpc::AuthMetadataProcessor {
  public:
-  // `for_trainers`: this processor serves the trainers' socket and marks its connections.
+  // `for_trainers`: this processor serves a listener for trainers and marks its connections.
   AuthProcessor(Authority& authority, bool for_trainers) : authority_(authority), for_trainers_(for_trainers) {}
   bool IsBlocking() const override { return false; }
   grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* context, OutputMetadata* consumed,

@@ -56,7 +56,7 @@ absl::StatusOr<Principal> Decide(const AuthPolicy& policy, std::string_view path
   if (caller.trainer_listener) {
     if (for_trainers)
       return Principal{"trainer", Role::kViewer, ""};  // the attempt's own token follows in its first message
-    return WithReason(absl::PermissionDeniedError("this socket accepts trainer reports only"), "ROLE",
+    return WithReason(absl::PermissionDeniedError("this listener accepts trainer reports only"), "ROLE",
                       {{"needed", "trainer"}});
   }
   if (policy.principals == nullptr) return Principal{kNobody, Role::kAdmin, ""};
@@ -67,7 +67,7 @@ absl::StatusOr<Principal> Decide(const AuthPolicy& policy, std::string_view path
   NIBBLE_ASSIGN_OR_RETURN(Principal principal, Identify(*policy.principals, caller, now));
   if (rule == nullptr) return absl::UnimplementedError("there is no such method");
   if (for_trainers) {
-    return WithReason(absl::PermissionDeniedError("this method is served on the trainers' socket only"), "ROLE",
+    return WithReason(absl::PermissionDeniedError("this method is served on the trainers' listeners only"), "ROLE",
                       {{"needed", "trainer"}, {"principal", principal.name}});
   }
   if (principal.role < rule->role) {

@@ -26,7 +26,7 @@ struct Caller {
   std::vector<std::string>
       certificate_names;          // "uri:spiffe://...", from a client certificate verified by the handshake
   std::string peer;               // for the log: "ipv4:127.0.0.1:1234"; before a handler runs only "local" or "unknown"
-  bool trainer_listener = false;  // the call arrived on the trainers' socket
+  bool trainer_listener = false;  // the call arrived on the trainers' socket or on --report_address
 };
 
 struct AuthPolicy {

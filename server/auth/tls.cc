@@ -30,7 +30,6 @@ namespace {
 
 using base::StrCat;
 
-constexpr std::uint64_t kMaxPemBytes = 1 << 20;
 constexpr int kGrpcRefreshSeconds = 1;
 
 template <auto Function>
@@ -206,6 +205,33 @@ absl::StatusOr<TlsTexts> ReadTlsFiles(const TlsFiles& files) {
   return texts;
 }
 
+absl::StatusOr<std::string> ReadCaFile(const char* flag, const std::string& path) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<Certificate> authorities, ReadCertificates(flag, path));
+  std::string text = ToPem(authorities, nullptr);
+  if (text.empty()) return absl::InvalidArgumentError(StrCat(flag, ": ", path, ": OpenSSL cannot copy it"));
+  return text;
+}
+
+absl::StatusOr<std::unique_ptr<CaFile>> CaFile::Open(const char* flag, const std::string& path) {
+  NIBBLE_ASSIGN_OR_RETURN(std::string text, ReadCaFile(flag, path));
+  return std::unique_ptr<CaFile>(new CaFile(flag, path, std::move(text)));
+}
+
+std::string CaFile::Read() {
+  absl::StatusOr<std::string> text = ReadCaFile(flag_, path_);
+  base::MutexLock lock(mutex_);
+  if (text.ok()) {
+    text_ = *std::move(text);
+    if (!last_.ok()) base::LogInfo("the file of authorities can be used again", {{"file", path_}});
+    last_ = absl::OkStatus();
+  } else if (text.status() != last_) {
+    last_ = text.status();
+    base::LogWarning("the file of authorities cannot be used, so its last good text stays in use",
+                     {{"error", std::string(last_.message())}});
+  }
+  return text_;
+}
+
 absl::Status CheckTlsFiles(const TlsFiles& files) { return ReadTlsFiles(files).status(); }
 
 class TlsWatch::Copies {
@@ -297,13 +323,21 @@ TlsHealth TlsWatch::Look() {
 std::shared_ptr<const void> TlsWatch::copies() const { return copies_; }
 
 std::shared_ptr<grpc::ServerCredentials> TlsWatch::Credentials() const {
+  return Credentials(/*with_client_ca=*/!files_.client_ca.empty());
+}
+
+std::shared_ptr<grpc::ServerCredentials> TlsWatch::CredentialsWithoutClientCa() const {
+  return Credentials(/*with_client_ca=*/false);
+}
+
+std::shared_ptr<grpc::ServerCredentials> TlsWatch::Credentials(bool with_client_ca) const {
   const std::string pair = copies_->pair.path();
-  const std::string client_ca = files_.client_ca.empty() ? "" : copies_->client_ca.path();
+  const std::string client_ca = with_client_ca ? copies_->client_ca.path() : "";
   const auto provider =
       std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(pair, pair, client_ca, kGrpcRefreshSeconds);
   grpc::experimental::TlsServerCredentialsOptions options(provider);
   options.watch_identity_key_cert_pairs();
-  if (!files_.client_ca.empty()) {
+  if (with_client_ca) {
     options.watch_root_certs();
     options.set_cert_request_type(files_.require_client_cert
                                       ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY

@@ -3,9 +3,11 @@
 #include <grpcpp/security/server_credentials.h>
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -35,6 +37,30 @@ struct TlsTexts {
 absl::StatusOr<TlsTexts> ReadTlsFiles(const TlsFiles& files);
 absl::Status CheckTlsFiles(const TlsFiles& files);
 
+// Maximum size of a PEM file, in bytes.
+inline constexpr std::uint64_t kMaxPemBytes = 1 << 20;
+// Reads a bundle of authorities; returns its certificates as PEM, without any other text of the file. Errors:
+// InvalidArgument names the flag and the file: unreadable, larger than kMaxPemBytes, incomplete PEM, no certificate.
+absl::StatusOr<std::string> ReadCaFile(const char* flag, const std::string& path);
+
+// Reads such a file again and again. While the file cannot be used, returns the last good text. Thread-safe.
+class CaFile {
+ public:
+  // Errors: those of ReadCaFile.
+  static absl::StatusOr<std::unique_ptr<CaFile>> Open(const char* flag, const std::string& path);
+  // Reads the file now. Logs changes since the last read once.
+  std::string Read();
+
+ private:
+  CaFile(const char* flag, std::string path, std::string text)
+      : flag_(flag), path_(std::move(path)), text_(std::move(text)) {}
+  const char* const flag_;
+  const std::string path_;
+  base::Mutex mutex_;
+  std::string text_ ABSL_GUARDED_BY(mutex_);   // the last good one
+  absl::Status last_ ABSL_GUARDED_BY(mutex_);  // of the last read
+};
+
 // Interval between checks of the files. gRPC reads the copies at most one second later, so a change takes at most five
 // seconds.
 inline constexpr std::chrono::seconds kTlsLook(4);
@@ -61,6 +87,8 @@ class TlsWatch {
 
   // TLS 1.2 and 1.3. A change affects new connections only. Keep copies() alive as long as the credentials.
   std::shared_ptr<grpc::ServerCredentials> Credentials() const;
+  // Likewise, but clients present no certificate.
+  std::shared_ptr<grpc::ServerCredentials> CredentialsWithoutClientCa() const;
   std::shared_ptr<const void> copies() const;
 
  private:
@@ -68,6 +96,7 @@ class TlsWatch {
   TlsWatch(TlsFiles files, std::chrono::nanoseconds every);
   absl::Status Take(TlsTexts texts) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Run();
+  std::shared_ptr<grpc::ServerCredentials> Credentials(bool with_client_ca) const;
 
   const TlsFiles files_;
   const std::chrono::nanoseconds every_;

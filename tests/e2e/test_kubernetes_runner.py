@@ -87,7 +87,9 @@ def test_job_has_the_bits_of_the_local_runner_and_is_removed(on_cluster, calm):
     check(server, job, calm, "out", attempts=1)
     assert cluster.created() == [f"nibble-{job}-1"]
     soon(lambda: cluster.jobs() == [])
-    assert (server.state / "jobs" / job / "attempts/1/claim").read_text()
+    attempt = server.state / "jobs" / job / "attempts/1"
+    assert (attempt / "claim").read_text()
+    assert json.loads((attempt / "attempt.json").read_text())["report_address"] == "", "without --report_address, only the journal"
     info = server.json("server", "info")
     assert info["runner"] == "kubernetes" and info["kubernetes_queue"] == ""
     assert info["kubernetes_namespace"] == cluster.flags[cluster.flags.index("--kubernetes_namespace") + 1]

@@ -276,5 +276,28 @@ TEST_F(TlsTest, CopiesLiveAsLongAsTheyAreHeld) {
   EXPECT_EQ(open_files(), 0);
 }
 
+TEST_F(TlsTest, CaFileKeepsItsLastGoodText) {
+  MakeAuthority(At("next"));
+  Write("bundle", "a comment\n" + FileText(At("ca.crt")) + FileText(At("ca.key")));
+  const auto opened = CaFile::Open("--report_ca", At("bundle"));
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  CaFile& file = **opened;
+  EXPECT_EQ(file.Read(), FileText(At("ca.crt"))) << "only the certificates";
+  Write("bundle", FileText(At("ca.crt")) + FileText(At("next.crt")));
+  EXPECT_EQ(file.Read(), FileText(At("ca.crt")) + FileText(At("next.crt")));
+  const std::string cut = FileText(At("next.crt"));
+  for (const std::string& bad : {std::string(), std::string("text"), cut.substr(0, cut.size() / 2)}) {
+    Write("bundle", bad);
+    EXPECT_EQ(file.Read(), FileText(At("ca.crt")) + FileText(At("next.crt"))) << bad;
+    const absl::Status refused = CaFile::Open("--report_ca", At("bundle")).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+    EXPECT_THAT(refused.message(), HasSubstr("--report_ca: "));
+  }
+  std::filesystem::remove(At("bundle"));
+  EXPECT_EQ(file.Read(), FileText(At("ca.crt")) + FileText(At("next.crt")));
+  Write("bundle", FileText(At("next.crt")));
+  EXPECT_EQ(file.Read(), FileText(At("next.crt")));
+}
+
 }  // namespace
 }  // namespace nibble::auth
