@@ -67,6 +67,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- include "nibble.fullname" . }}{{ ternary "" "-metrics" (eq .Values.service.type "ClusterIP") }}
 {{- end }}
 
+{{- /* The Service for trainers' reports: that of the API, unless clients outside the cluster reach that one. */ -}}
+{{- define "nibble.reportService" -}}
+{{- include "nibble.fullname" . }}{{ ternary "" "-reports" (eq .Values.service.type "ClusterIP") }}
+{{- end }}
+
 {{- /* The server's image. */ -}}
 {{- define "nibble.image" -}}
 {{- $image := ternary .Values.training.images.cpu .Values.image (eq .Values.training.mode "inPod") }}

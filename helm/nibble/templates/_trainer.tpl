@@ -38,6 +38,10 @@
 {{- end }}
 {{- end }}
 
+{{- define "nibble.trainerThreads" -}}
+{{- default (include "nibble.threads" . | int) (int .Values.training.threads) }}
+{{- end }}
+
 {{- define "nibble.trainerLabels" -}}
 {{ include "nibble.trainerSelector" . }}
 app.kubernetes.io/part-of: nibble
@@ -113,7 +117,7 @@ spec:
             requests: {memory: {{ $training.memory }}, ephemeral-storage: {{ $training.ephemeralStorage }}}
             limits:
               # nibbled requests one CPU per thread.
-              cpu: {{ include "nibble.threads" $top | quote }}
+              cpu: {{ include "nibble.trainerThreads" $top | quote }}
               memory: {{ $training.memory }}
               ephemeral-storage: {{ $training.ephemeralStorage }}
               {{- if $cuda }}
