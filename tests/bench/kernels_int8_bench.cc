@@ -3,6 +3,7 @@
 // through copies larger than the caches.
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "kernels/ops/matmul/matmul_dense.h"
@@ -173,12 +174,14 @@ void AddQuantizeTransposed(Bench& bench, std::int64_t m, std::int64_t k) {
       std::make_shared<std::vector<std::int8_t>>(static_cast<std::size_t>(kernels::PackedInt8Bytes(k, m)));
   const auto scale = std::make_shared<std::vector<float>>(static_cast<std::size_t>(k));
   const auto sums = std::make_shared<std::vector<std::int32_t>>(static_cast<std::size_t>(kernels::RoundUp(k, 16)));
+  // `args` points into these, which the case must keep.
+  const auto kept = std::make_tuple(x, scale, sums);
   const kernels::QuantizeInt8TransposedArgs args = {.x = kernels::MakeConstMatrix(x->data(), DType::kF32, m, k),
                                                     .scale = scale->data(),
                                                     .tiles = tiles->data(),
                                                     .row_sum = sums->data()};
   bench.Add({CaseName("quantize_int8_transposed", m, 0, k), Roof::kRead, static_cast<double>(m * k) * 5.0,
-             [=, &bench] {
+             [=, &bench, kept = kept] {
                kernels::Stream stream = bench.stream();
                if (!kernels::QuantizeInt8Transposed(args, stream).ok()) return false;
                const std::vector<std::int8_t> fast = *tiles;
