@@ -1,8 +1,10 @@
 // A watch of a job's log that survives lost connections and server restarts. Its only state is the next byte to read.
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <string>
 
+#include "absl/time/clock.h"
 #include "client/client.h"
 #include "client/lost_connection.h"
 #include "client/stubs.h"

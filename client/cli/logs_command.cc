@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "client/cli/app.h"
 #include "client/cli/terminal.h"

@@ -9,7 +9,6 @@
 #include <cstring>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_split.h"
 #include "server/base/error.h"

@@ -12,8 +12,8 @@
 #include <future>
 #include <memory>
 #include <string>
-#include <vector>
 
+#include "absl/time/clock.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "nibble/v1/fine_tune_service.grpc.pb.h"
