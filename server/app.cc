@@ -408,8 +408,8 @@ absl::Status App::State::StartGrpc() {
   const std::vector<grpc::Service*> services = {dataset_service.get(),    fine_tune_service.get(), model_service.get(),
                                                 inference_service.get(),  server_service.get(),    upload_service.get(),
                                                 operations_service.get(), report_service.get()};
-  NIBBLE_ASSIGN_OR_RETURN(grpc, StartGrpcServer(options, state->paths.trainer_socket(), *authority, services,
-                                                *network_report_service));
+  NIBBLE_ASSIGN_OR_RETURN(
+      grpc, StartGrpcServer(options, state->paths.trainer_socket(), *authority, services, *network_report_service));
   return absl::OkStatus();
 }
 
