@@ -1,11 +1,10 @@
 #include "server/auth/principals.h"
 
-#include <openssl/crypto.h>
-
 #include <algorithm>
 #include <set>
 
 #include "absl/strings/ascii.h"
+#include "server/base/constant_time.h"
 #include "server/base/ids.h"
 #include "server/base/json.h"
 #include "server/base/sha256.h"
@@ -68,10 +67,6 @@ absl::StatusOr<PrincipalEntry> ParseEntry(std::string_view line, const std::stri
 
 }  // namespace
 
-bool EqualInConstantTime(std::string_view a, std::string_view b) {
-  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
-}
-
 absl::StatusOr<PrincipalTable> PrincipalTable::Parse(std::string_view text) {
   PrincipalTable table;
   std::set<std::string> secrets;
@@ -99,7 +94,7 @@ const PrincipalEntry* PrincipalTable::FindToken(std::string_view token) const {
   const std::string digest = base::Sha256Hex(token);
   const PrincipalEntry* found = nullptr;
   for (const PrincipalEntry& entry : entries_) {
-    if (EqualInConstantTime(entry.token_sha256, digest)) found = &entry;  // no early exit: constant time
+    if (base::EqualInConstantTime(entry.token_sha256, digest)) found = &entry;  // no early exit: constant time
   }
   return found;
 }

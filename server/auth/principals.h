@@ -47,7 +47,4 @@ class PrincipalTable {
   std::vector<PrincipalEntry> entries_;
 };
 
-// The time it takes depends on the lengths only.
-bool EqualInConstantTime(std::string_view a, std::string_view b);
-
 }  // namespace nibble::auth

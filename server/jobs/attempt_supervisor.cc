@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "server/base/constant_time.h"
 #include "server/base/error.h"
 #include "server/base/ids.h"
 #include "server/base/log.h"
@@ -59,16 +60,6 @@ NewEvent FromLine(const JournalLine& line, std::int64_t attempt, base::Clock& cl
   event.fields = line.body;
   for (const char* key : {"sequence", "time", "type", "attempt"}) event.fields.erase(key);
   return event;
-}
-
-// Compares all bytes: over a network, the time until the first difference would tell how much of a guess is right.
-bool SameToken(const std::string& token, const std::string& given) {
-  if (token.size() != given.size()) return false;
-  unsigned difference = 0;
-  for (std::size_t i = 0; i < token.size(); ++i) {
-    difference |= static_cast<unsigned char>(token[i]) ^ static_cast<unsigned char>(given[i]);
-  }
-  return difference == 0;
 }
 
 absl::Status Fenced(const std::string& job_id, std::int64_t attempt) {
@@ -610,7 +601,8 @@ absl::StatusOr<ReportAnswer> AttemptSupervisor::Ingest(const std::string& job_id
     return Fenced(job_id, attempt);
   }
   Live& live = it->second;
-  if (!SameToken(live.token, token)) {
+  // Over a network, the time until the first difference would tell how much of a guess is right.
+  if (!base::EqualInConstantTime(live.token, token)) {
     return base::WithReason(absl::UnauthenticatedError("wrong token for this attempt"), "TOKEN_INVALID");
   }
   // The trainer writes the journal on disk first, so the disk has the lines that the stream lacks.

@@ -19,6 +19,7 @@
 #include "nibble/v1/model_service.pb.h"
 #include "nibble/v1/server_service.pb.h"
 #include "nibble/v1/upload_service.pb.h"
+#include "server/base/constant_time.h"
 #include "server/base/error.h"
 #include "server/base/hooked_files.h"
 #include "server/base/sha256.h"
@@ -227,11 +228,11 @@ TEST(DecideTest, WithoutATokenFileEveryCallerIsAllowed) {
 // S10: the comparison reads both values entirely, whatever it finds. Its time is not measured, because nanoseconds on a
 // busy machine prove nothing: only its results are checked.
 TEST(PrincipalTableTest, S10ComparisonAcceptsOnlyEqualTokens) {
-  EXPECT_TRUE(EqualInConstantTime("", ""));
-  EXPECT_TRUE(EqualInConstantTime("abc", "abc"));
-  EXPECT_FALSE(EqualInConstantTime("abc", "abd"));
-  EXPECT_FALSE(EqualInConstantTime("xbc", "abc"));
-  EXPECT_FALSE(EqualInConstantTime("abc", "abcd"));
+  EXPECT_TRUE(base::EqualInConstantTime("", ""));
+  EXPECT_TRUE(base::EqualInConstantTime("abc", "abc"));
+  EXPECT_FALSE(base::EqualInConstantTime("abc", "abd"));
+  EXPECT_FALSE(base::EqualInConstantTime("xbc", "abc"));
+  EXPECT_FALSE(base::EqualInConstantTime("abc", "abcd"));
   const auto table = PrincipalTable::Parse(Line("first", "viewer", "1") + Line("last", "admin", "2"));
   ASSERT_TRUE(table.ok());
   EXPECT_EQ(table->FindToken("1")->principal.name, "first");
