@@ -37,6 +37,10 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     return stream;
   }
 
+  ~StreamReactor() override {
+    if (drain_ != 0) call_.environment().drain.Remove(drain_);
+  }
+
   const Call& call() const { return call_; }
 
   // False, without changing `message`: the reader is stream_buffer messages behind, or the stream has ended.
@@ -106,6 +110,21 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
   bool ended() const {
     base::MutexLock lock(mutex_);
     return ending_;
+  }
+
+  // For a stream that does not end by itself: ends it (DRAINING) when the server begins to drain. Call it at most once.
+  void EndAtDrain() {
+    std::weak_ptr<StreamReactor> weak;
+    {
+      base::MutexLock lock(mutex_);
+      if (self_ == nullptr) return;
+      weak = self_;
+    }
+    drain_ = call_.environment().drain.Add([weak] {
+      if (const auto alive = weak.lock()) {
+        alive->End(base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING"));
+      }
+    });
   }
 
   // Calls `callback` from gRPC's threads when the queue has become empty, and when the client ended the stream. Call
@@ -234,6 +253,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
   std::shared_ptr<StreamReactor> self_;
   std::shared_ptr<const void> place_ ABSL_GUARDED_BY(mutex_);
   SlowReader reader_ ABSL_GUARDED_BY(mutex_);
+  std::uint64_t drain_ = 0;           // set once, by EndAtDrain()
   std::optional<grpc::Alarm> cut_;    // created once, by Abort()
   std::optional<grpc::Alarm> watch_;  // created once, by WatchReader()
 };

@@ -24,9 +24,8 @@ class Watch : public std::enable_shared_from_this<Watch> {
   // The subscription's callback may release the last reference to this watch. A callback must not use the hub, so the
   // subscription is destroyed on a worker.
   ~Watch() {
-    CallEnvironment& environment = stream_->call().environment();
-    if (drain_ != 0) environment.drain.Remove(drain_);
-    if (subscription_ != nullptr) environment.watch_workers.Run([dropped = std::move(subscription_)] {});
+    if (subscription_ == nullptr) return;
+    stream_->call().environment().watch_workers.Run([dropped = std::move(subscription_)] {});
   }
 
   // Room in the queue and new events of the job wake the watch.
@@ -65,11 +64,7 @@ class Watch : public std::enable_shared_from_this<Watch> {
     subscription_ = jobs_.Subscribe(name_, [weak = pump_] {
       if (const auto alive = weak.lock()) alive->Wake();
     });
-    drain_ = stream_->call().environment().drain.Add([weak = std::weak_ptr<Stream>(stream_)] {
-      if (const auto alive = weak.lock()) {
-        alive->End(base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING"));
-      }
-    });
+    stream_->EndAtDrain();
     return absl::OkStatus();
   }
   // Sends one page; the next one queues behind the calls that wait for a worker. If nothing fits, OnSpace wakes the
@@ -99,7 +94,6 @@ class Watch : public std::enable_shared_from_this<Watch> {
   bool begun_ = false;
   std::weak_ptr<base::Pump> pump_;
   std::shared_ptr<jobs::EventHub::Subscription> subscription_;
-  std::uint64_t drain_ = 0;
 };
 
 }  // namespace

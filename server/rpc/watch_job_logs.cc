@@ -48,9 +48,6 @@ class LogWatch : public std::enable_shared_from_this<LogWatch> {
         jobs_(jobs),
         request_(request),
         chunk_bytes_(std::min(kMaxChunkBytes, stream_->call().environment().max_send_bytes / 2)) {}
-  ~LogWatch() {
-    if (drain_ != 0) stream_->call().environment().drain.Remove(drain_);
-  }
 
   // The stream owns the watch, through the callback of OnSpace, until gRPC has finished; the timer does not own it.
   void Begin() {
@@ -75,11 +72,7 @@ class LogWatch : public std::enable_shared_from_this<LogWatch> {
   absl::Status Open() {
     begun_ = true;
     NIBBLE_RETURN_IF_ERROR(CheckRequest(request_));
-    drain_ = stream_->call().environment().drain.Add([weak = std::weak_ptr<Stream>(stream_)] {
-      if (const auto alive = weak.lock()) {
-        alive->End(base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING"));
-      }
-    });
+    stream_->EndAtDrain();
     NIBBLE_ASSIGN_OR_RETURN(const auto last, jobs_.FindLastAttempt(request_.name()));
     attempt_ = request_.has_attempt() ? request_.attempt() : last.attempt;
     const bool awaits = request_.follow() && last.may_continue;
@@ -153,7 +146,7 @@ class LogWatch : public std::enable_shared_from_this<LogWatch> {
   }
 
   enum class AtEnd { kReadAgain, kNextAttempt, kWait, kDone };
-  // What to do at the end of what is written now. Waits or ends the stream itself.
+  // Decides how to continue at the end of the log as it is now. Waits or ends the stream itself.
   absl::StatusOr<AtEnd> LookAtEnd() {
     if (!request_.follow()) {
       stream_->End(absl::OkStatus());
@@ -195,7 +188,6 @@ class LogWatch : public std::enable_shared_from_this<LogWatch> {
   bool begun_ = false;
   std::atomic<bool> waits_{false};  // for the timer
   std::weak_ptr<base::Pump> pump_;
-  std::uint64_t drain_ = 0;
   grpc::Alarm timer_;
 };
 

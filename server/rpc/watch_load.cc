@@ -22,18 +22,11 @@ class LoadWatch : public std::enable_shared_from_this<LoadWatch> {
   using Stream = StreamReactor<v1::ServerLoad>;
   LoadWatch(std::shared_ptr<Stream> stream, absl::Duration interval, std::function<v1::ServerLoad()> measure)
       : stream_(std::move(stream)), interval_(interval), measure_(std::move(measure)) {}
-  ~LoadWatch() {
-    if (drain_ != 0) stream_->call().environment().drain.Remove(drain_);
-  }
 
   // The stream owns the watch, through the callback of OnSpace, until gRPC has finished; the timer does not own it.
   void Begin() {
     stream_->OnSpace([self = shared_from_this()] {});
-    drain_ = stream_->call().environment().drain.Add([weak = std::weak_ptr<Stream>(stream_)] {
-      if (const auto alive = weak.lock()) {
-        alive->End(base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING"));
-      }
-    });
+    stream_->EndAtDrain();
     Send();
   }
 
@@ -62,7 +55,6 @@ class LoadWatch : public std::enable_shared_from_this<LoadWatch> {
   const std::shared_ptr<Stream> stream_;
   const absl::Duration interval_;
   const std::function<v1::ServerLoad()> measure_;
-  std::uint64_t drain_ = 0;
   grpc::Alarm timer_;
 };
 
