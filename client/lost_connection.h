@@ -2,18 +2,30 @@
 #pragma once
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "server/base/error.h"
+#include "client/client.h"
 
 namespace nibble::client {
 
-// Maximum pause between two attempts, so that a watch continues soon after a restart of the server.
-inline constexpr absl::Duration kLongestPause = absl::Seconds(1);
-
 // Whether the connection was lost. A stream that loses its transport may also end with UNKNOWN, and a call that a
 // draining server cuts off with CANCELLED, both without a reason.
-inline bool IsLost(const absl::Status& status) {
-  const bool cut_off = absl::IsUnknown(status) || absl::IsCancelled(status);
-  return absl::IsUnavailable(status) || (cut_off && base::Reason(status).empty());
-}
+bool IsLost(const absl::Status& status);
+
+// The pauses of one watch, and when it gives up (ClientOptions).
+class Reconnect {
+ public:
+  explicit Reconnect(const ClientOptions& options) : options_(options), wait_(options.first_wait) {}
+
+  // The connection works, or works again.
+  void Works();
+  // Sleeps before the next try. `lost`: why the connection was lost; OK if it was not. `reached`: whether any message
+  // has ever arrived. Returns `lost` once the watch must give up.
+  absl::Status Pause(const absl::Status& lost, bool reached);
+
+ private:
+  const ClientOptions& options_;
+  absl::Time lost_since_ = absl::InfiniteFuture();
+  int attempts_ = 0;  // before the first message
+  absl::Duration wait_;
+};
 
 }  // namespace nibble::client

@@ -1,5 +1,4 @@
 // A watch that survives lost connections and server restarts. Its only state is the sequence of the last event.
-#include <algorithm>
 #include <deque>
 #include <functional>
 #include <string>
@@ -144,10 +143,8 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
   };
   LogReader log(name, list, cursor);
 
-  absl::Time lost_since = absl::InfiniteFuture();
+  Reconnect reconnect(options_);
   bool reached = false;
-  int attempts = 0;  // before the first message
-  absl::Duration wait = options_.first_wait;
   int idle_ends = 0;
   while (true) {
     const std::int64_t had = cursor.last();
@@ -169,10 +166,7 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
     if (end.over_at_start && cursor.last() >= end.last_at_start) cursor.SetFinal();
     // The connection works again if the stream brought messages, unless other calls of the watch failed or only GetJob
     // is left: those could fail forever while every new stream brings messages.
-    if (end.read_any && other_calls_work && !cursor.final()) {
-      lost_since = absl::InfiniteFuture();
-      wait = options_.first_wait;
-    }
+    if (end.read_any && other_calls_work && !cursor.final()) reconnect.Works();
     if (lost.ok() && cursor.final()) {
       v1::GetJobRequest get;
       get.set_name(name);
@@ -185,14 +179,7 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
       return absl::DataLossError(
           base::StrCat("malformed response: the server ended the watch of job ", name, ", which is not over"));
     }
-    if (!reached && !lost.ok() && ++attempts >= options_.attempts) return lost;
-    const absl::Time now = absl::Now();
-    if (reached && !lost.ok() && lost_since == absl::InfiniteFuture() && options_.on_lost) options_.on_lost(lost);
-    lost_since = std::min(lost_since, now);
-    if (now - lost_since > options_.reconnect_for) return lost;
-    const absl::Duration longest = std::min(options_.longest_wait, kLongestPause);
-    absl::SleepFor(std::min(RetryDelay(lost).value_or(wait), longest));
-    wait = std::min(wait * 2, longest);
+    NIBBLE_RETURN_IF_ERROR(reconnect.Pause(lost, reached));
   }
 }
 

@@ -1,13 +1,12 @@
 // A watch of a job's log that survives lost connections and server restarts. Its only state is the next byte to read.
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <string>
 
-#include "absl/time/clock.h"
 #include "client/client.h"
 #include "client/lost_connection.h"
 #include "client/stubs.h"
+#include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
 namespace nibble::client {
@@ -47,10 +46,8 @@ class Place {
 
 absl::Status Client::WatchJobLogs(const v1::WatchJobLogsRequest& request, const OnChunk& on_chunk) {
   Place place(request);
-  absl::Time lost_since = absl::InfiniteFuture();
+  Reconnect reconnect(options_);
   bool reached = false;
-  int attempts = 0;  // before the first chunk
-  absl::Duration wait = options_.first_wait;
   while (true) {
     grpc::ClientContext context;
     SetDeadline(context, options_.long_deadline);
@@ -59,22 +56,14 @@ absl::Status Client::WatchJobLogs(const v1::WatchJobLogsRequest& request, const 
     absl::Status ours;
     while (ours.ok() && reader->Read(&chunk)) {
       reached = true;
-      lost_since = absl::InfiniteFuture();
-      wait = options_.first_wait;
+      reconnect.Works();
       ours = place.Take(chunk, on_chunk);
     }
     if (!ours.ok()) context.TryCancel();
     const absl::Status theirs = FromGrpc(reader->Finish());
     if (!ours.ok()) return ours;
     if (!IsLost(theirs)) return theirs;
-    if (!reached && ++attempts >= options_.attempts) return theirs;
-    if (reached && lost_since == absl::InfiniteFuture() && options_.on_lost) options_.on_lost(theirs);
-    const absl::Time now = absl::Now();
-    lost_since = std::min(lost_since, now);
-    if (now - lost_since > options_.reconnect_for) return theirs;
-    const absl::Duration longest = std::min(options_.longest_wait, kLongestPause);
-    absl::SleepFor(std::min(RetryDelay(theirs).value_or(wait), longest));
-    wait = std::min(wait * 2, longest);
+    NIBBLE_RETURN_IF_ERROR(reconnect.Pause(theirs, reached));
   }
 }
 
