@@ -25,7 +25,7 @@ class AttemptClaim {
   std::string path_, holder_;
 };
 
-// The holder of an attempt; "" if nobody has claimed it or the claim cannot be read.
+// The holder of an attempt; "" if no process has claimed it, or if the claim cannot be read.
 std::string ClaimHolder(const std::string& attempt_directory);
 
 }  // namespace nibble::jobs

@@ -70,7 +70,8 @@ class JobController {
   }
   absl::StatusOr<StoredJob> Submit(const JobSpec& spec, const std::string& request_id, const Submission& submission);
   absl::StatusOr<StoredJob> Get(const std::string& id);  // NotFound (JOB)
-  // What a reader of trainers' logs must know. NotFound (JOB). Reads one row; Get also reads checkpoints.
+  // The facts about a job's last attempt that a reader of its logs needs. NotFound (JOB). Reads one row; Get also reads
+  // checkpoints.
   struct LastAttempt {
     std::int64_t attempt = 0;   // 0: none has begun
     bool has_trainer = false;   // its trainer may still write

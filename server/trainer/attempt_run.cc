@@ -393,8 +393,8 @@ class AttemptRun {
     return store::PruneCheckpoints(context_.files, context_.directory, std::max<std::int64_t>(1, spec_.run.keep_last));
   }
 
-  // What the stop means, by the report stream or by control.json, which the trainer may not see yet. A pause may have
-  // become a cancel since, never the reverse.
+  // The command behind the stop, from the report stream or from control.json, which the trainer may not see yet. A
+  // pause may have become a cancel since, never the reverse.
   absl::StatusOr<jobs::Control> StopControl() const {
     auto in_file = jobs::ReadControl(context_.files, context_.directory);
     const bool says_why = in_file.ok() && *in_file != jobs::Control::kPreempt;

@@ -82,7 +82,7 @@ def test_followed_log_survives_a_restart_and_ends_with_a_pause(make_server, foll
     write(server, job, 1, b"one\ntwo \x1b[31m\n")
     soon(lambda: program.out.read_bytes().endswith(b"one\ntwo \x1b[31m\n"))
     assert server.run("jobs", "logs", job, "--tail", 2).stdout == "one\ntwo \x1b[31m\n"
-    server.stop()  # the trainer ends with a checkpoint, and the job goes on with attempt 2
+    server.stop()  # the trainer ends with a checkpoint, and the job continues with attempt 2
     server.start()
     soon(lambda: running(server, job, 2), seconds=120)
     write(server, job, 2, b"after the restart\n")

@@ -66,6 +66,13 @@ def on_cluster(start, cluster):
     return start(), cluster
 
 
+def begin(server):
+    """Begins a job; returns it once it is beyond its first checkpoint."""
+    job = create(server, "out")
+    wait_for_step(server, job, SAVE + 2)
+    return job
+
+
 def pod_of(cluster, job, attempt=1):
     (pod,) = [pod for pod in cluster.pods() if pod["metadata"]["labels"]["nibble.dev/job"] == job and
               pod["metadata"]["labels"]["nibble.dev/attempt"] == str(attempt)]
@@ -98,8 +105,7 @@ def test_job_has_the_bits_of_the_local_runner_and_is_removed(on_cluster, calm):
 
 def test_eviction_resumes_with_the_same_bits_and_no_counted_retry(on_cluster, calm):  # R30
     server, cluster = on_cluster
-    job = create(server, "out")
-    wait_for_step(server, job, SAVE + 2)
+    job = begin(server)
     cluster.evict(pod_of(cluster, job))
     check(server, job, calm, "out")
     assert server.json("jobs", "get", job).get("retries", 0) == 0
@@ -108,8 +114,7 @@ def test_eviction_resumes_with_the_same_bits_and_no_counted_retry(on_cluster, ca
 
 def test_killed_server_leaves_the_trainer_and_the_next_one_adopts_it(on_cluster, calm):
     server, cluster = on_cluster
-    job = create(server, "out")
-    wait_for_step(server, job, SAVE + 2)
+    job = begin(server)
     server.kill()
     began = time.monotonic()
     server.start()
@@ -121,8 +126,7 @@ def test_killed_server_leaves_the_trainer_and_the_next_one_adopts_it(on_cluster,
 
 def test_stopped_server_leaves_the_trainer(on_cluster, calm):
     server, cluster = on_cluster
-    job = create(server, "out")
-    wait_for_step(server, job, SAVE + 2)
+    job = begin(server)
     assert server.stop() == 0
     assert trainer_of(cluster, job).wait(timeout=120) == 0, "it trains on and publishes without a server"
     server.start()
@@ -131,8 +135,7 @@ def test_stopped_server_leaves_the_trainer(on_cluster, calm):
 
 def test_lost_node_is_fenced_and_its_trainer_ends(on_cluster, calm):
     server, cluster = on_cluster
-    job = create(server, "out")
-    wait_for_step(server, job, SAVE + 2)
+    job = begin(server)
     zombie = trainer_of(cluster, job)
     os.kill(zombie.pid, signal.SIGSTOP)  # it must not finish before it is given up
     cluster.lose_node(pod_of(cluster, job))
@@ -161,8 +164,7 @@ def test_cancel_ends_the_trainer_and_removes_its_job(on_cluster):
 
 def test_paused_job_resumes_with_the_same_bits(on_cluster, calm):
     server, cluster = on_cluster
-    job = create(server, "out")
-    wait_for_step(server, job, SAVE + 2)
+    job = begin(server)
     server.run("jobs", "pause", job)
     soon(lambda: server.json("jobs", "get", job)["state"] == "PAUSED")
     server.run("jobs", "resume", job)

@@ -10,8 +10,8 @@ import yaml
 from conftest import TOOLS
 from control_plane import free_ports
 from soon import soon
-from test_kill import check, create, wait_for_step
-from test_kubernetes_runner import SAVE, calm, start  # noqa: F401 (fixtures)
+from test_kill import check, create
+from test_kubernetes_runner import begin, calm, start  # noqa: F401 (fixtures)
 
 VERSION = "kueue.x-k8s.io/v1beta2"
 BASE = f"/apis/{VERSION}"
@@ -109,8 +109,7 @@ def test_second_trainer_waits_for_the_quota_of_the_first(start, cluster, queue, 
 
 def test_preempted_trainer_resumes_with_the_same_bits_and_no_counted_retry(start, cluster, queue, calm, tmp_path):
     server = start(kubernetes_queue=queue)
-    job = create(server, "out")
-    wait_for_step(server, job, SAVE + 2)
+    job = begin(server)
     urgent = tmp_path / "urgent"
     urgent.write_text("#!/bin/sh\nexit 0\n")
     urgent.chmod(0o700)

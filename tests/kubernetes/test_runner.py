@@ -11,9 +11,9 @@ from control_plane import RULES
 from kubelet import ABSENT
 from kubernetes_api import MERGE
 from soon import soon
-from test_kill import check, create, wait_for_own_step, wait_for_step
+from test_kill import check, create, wait_for_own_step
 from test_kubernetes_runner import (  # noqa: F401 (fixtures, and tests that pytest collects here)
-    SAVE, calm, on_cluster, pod_of, reasons, start, trainer_of, test_api_server_that_is_away_stops_nothing,
+    begin, calm, on_cluster, pod_of, reasons, start, trainer_of, test_api_server_that_is_away_stops_nothing,
     test_cancel_ends_the_trainer_and_removes_its_job, test_eviction_resumes_with_the_same_bits_and_no_counted_retry,
     test_job_has_the_bits_of_the_local_runner_and_is_removed, test_killed_server_leaves_the_trainer_and_the_next_one_adopts_it,
     test_lost_node_is_fenced_and_its_trainer_ends, test_paused_job_resumes_with_the_same_bits,
@@ -38,8 +38,7 @@ def pods_of(cluster, job):
 
 def test_trainer_killed_for_memory_is_retried_and_counted(on_cluster, calm):
     server, cluster = on_cluster
-    job = create(server, "out")
-    wait_for_step(server, job, SAVE + 2)
+    job = begin(server)
     cluster.kubelet.kill_for_memory(pods_of(cluster, job)[0])
     check(server, job, calm, "out")
     assert server.json("jobs", "get", job)["retries"] == 1
@@ -61,8 +60,7 @@ def test_trainer_that_refuses_its_input_is_not_retried(on_cluster, tmp_path):
 @pytest.mark.parametrize("policy", ["Background", "Foreground"])
 def test_job_deleted_by_a_stranger_resumes_with_the_same_bits(on_cluster, calm, policy):
     server, cluster = on_cluster
-    job = create(server, "out")
-    wait_for_step(server, job, SAVE + 2)
+    job = begin(server)
     cluster.api.call("DELETE", f"{cluster.job_path}/nibble-{job}-1", {"propagationPolicy": policy})
     check(server, job, calm, "out")
     assert server.json("jobs", "get", job).get("retries", 0) == 0
@@ -70,8 +68,7 @@ def test_job_deleted_by_a_stranger_resumes_with_the_same_bits(on_cluster, calm, 
 
 def test_pod_deleted_by_a_stranger_resumes_with_the_same_bits(on_cluster, calm):
     server, cluster = on_cluster
-    job = create(server, "out")
-    wait_for_step(server, job, SAVE + 2)
+    job = begin(server)
     cluster.api.call("DELETE", f"{cluster.pod_path}/{pod_of(cluster, job)}")
     check(server, job, calm, "out")
     assert server.json("jobs", "get", job).get("retries", 0) == 0
@@ -79,18 +76,16 @@ def test_pod_deleted_by_a_stranger_resumes_with_the_same_bits(on_cluster, calm):
 
 def test_trainer_that_the_deletion_of_its_pod_kills_counts_no_retry(on_cluster, calm):
     server, cluster = on_cluster
-    job = create(server, "out")
-    wait_for_step(server, job, SAVE + 2)
+    job = begin(server)
     trainer_of(cluster, job).send_signal(signal.SIGSTOP)  # it does not end by itself
     cluster.api.call("DELETE", f"{cluster.pod_path}/{pod_of(cluster, job)}", {"gracePeriodSeconds": 1})
     check(server, job, calm, "out")
     assert server.json("jobs", "get", job).get("retries", 0) == 0
 
 
-def test_trainer_without_its_job_goes_on(on_cluster, calm):
+def test_trainer_without_its_job_continues(on_cluster, calm):
     server, cluster = on_cluster
-    job = create(server, "out")
-    wait_for_step(server, job, SAVE + 2)
+    job = begin(server)
     cluster.api.call("DELETE", f"{cluster.job_path}/nibble-{job}-1", {"propagationPolicy": "Orphan"})
     check(server, job, calm, "out", attempts=1)
 
@@ -130,8 +125,7 @@ def test_pod_deleted_before_it_began_counts_no_retry(start, cluster):
 
 def test_pod_evicted_by_its_node_resumes_with_the_same_bits(on_cluster, calm):
     server, cluster = on_cluster
-    job = create(server, "out")
-    wait_for_step(server, job, SAVE + 2)
+    job = begin(server)
     cluster.kubelet.evict(pods_of(cluster, job)[0])
     check(server, job, calm, "out")
     assert server.json("jobs", "get", job).get("retries", 0) == 0
@@ -140,8 +134,7 @@ def test_pod_evicted_by_its_node_resumes_with_the_same_bits(on_cluster, calm):
 
 def test_trainer_whose_node_was_removed_while_no_server_ran_is_fenced(on_cluster, calm):
     server, cluster = on_cluster
-    job = create(server, "out")
-    wait_for_step(server, job, SAVE + 2)
+    job = begin(server)
     server.kill()
     pod, zombie = pod_of(cluster, job), trainer_of(cluster, job)
     zombie.send_signal(signal.SIGSTOP)  # it must not finish before it is given up

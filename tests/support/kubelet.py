@@ -55,14 +55,14 @@ class Kubelet:
         self.running[uid].send(signal.SIGKILL)
 
     def lose(self, pod_name):
-        """The node no longer answers for this pod: its container goes on."""
+        """The node no longer answers for this pod: its container continues."""
         with self.lock:
             self.lost.add(pod_name)
 
     def taint(self, taints):
         self.api.call("PATCH", f"/api/v1/nodes/{self.name}", {"spec": {"taints": taints}}, MERGE)
 
-    # What follows runs on threads of the kubelet.
+    # The methods below run on threads of the kubelet.
 
     def follow(self):
         while not self.stopped:
