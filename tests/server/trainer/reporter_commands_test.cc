@@ -24,7 +24,8 @@ using jobs::Control;
 using testing::FileText;
 using testing_support::Soon;
 
-// Accepts every line, as a server that reads missing ones from the disk, and answers with a command.
+// Acknowledges each line that it receives, with no regard to those before it, and answers with a command. A line of
+// these tests begins with its sequence. It acknowledges no line before receiving it: the reporter would not send it.
 class Commander final : public v1::TrainerReportService::Service {
  public:
   grpc::Status Report(grpc::ServerContext*,
@@ -32,9 +33,11 @@ class Commander final : public v1::TrainerReportService::Service {
     v1::ReportRequest request;
     while (stream->Read(&request)) {
       base::MutexLock lock(mutex_);
-      if (request.has_line()) lines_.push_back(request.line().json());
+      if (request.has_line()) {
+        lines_.push_back(request.line().json());
+        answer_.set_acknowledged_sequence(std::stoll(request.line().json()));
+      }
       if (request.has_heartbeat()) ++heartbeats_;
-      answer_.set_acknowledged_sequence(acknowledge_);
       if (!stream->Write(answer_)) break;
     }
     return grpc::Status::OK;
@@ -44,10 +47,6 @@ class Commander final : public v1::TrainerReportService::Service {
     answer_.set_command(command);
     answer_.set_keep_checkpoint(keep);
     answer_.set_checkpoint_request(request);
-  }
-  void Acknowledge(std::int64_t sequence) {
-    base::MutexLock lock(mutex_);
-    acknowledge_ = sequence;
   }
   std::vector<std::string> lines() {
     base::MutexLock lock(mutex_);
@@ -61,7 +60,6 @@ class Commander final : public v1::TrainerReportService::Service {
  private:
   base::Mutex mutex_;
   v1::ReportResponse answer_ ABSL_GUARDED_BY(mutex_);
-  std::int64_t acknowledge_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::string> lines_ ABSL_GUARDED_BY(mutex_);
   int heartbeats_ ABSL_GUARDED_BY(mutex_) = 0;
 };
@@ -103,20 +101,18 @@ class ReporterCommandsTest : public ::testing::Test {
 
 TEST_F(ReporterCommandsTest, SendsLinesOverTlsToAServerOfItsAuthority) {
   Listen(Tls());
-  service_.Acknowledge(1);
   Reporter reporter(Options("localhost", "ca"));
-  reporter.Send("one");
+  reporter.Send("1");
   reporter.Flush(absl::Minutes(1));
-  EXPECT_EQ(service_.lines(), std::vector<std::string>{"one"});
+  EXPECT_EQ(service_.lines(), std::vector<std::string>{"1"});
 }
 
 TEST_F(ReporterCommandsTest, ServerThatItCannotVerifyReceivesNothing) {
   Listen(Tls());
-  service_.Acknowledge(1);
   Reporter::Options options[] = {Options("localhost", "foreign"), Options("127.0.0.1", "ca"), Options("localhost")};
   for (Reporter::Options& one : options) {
     Reporter reporter(std::move(one));
-    reporter.Send("one");
+    reporter.Send("1");
     reporter.Flush(absl::Seconds(2));
     EXPECT_FALSE(reporter.fenced()) << "the journal on disk is enough to continue";
   }
@@ -150,8 +146,7 @@ TEST_F(ReporterCommandsTest, AsksForTheCommandAtOnce) {
   Reporter::Options options = Options();
   options.heartbeat = absl::Hours(1);
   Reporter reporter(std::move(options));
-  reporter.Send("one");
-  service_.Acknowledge(1);
+  reporter.Send("1");
   EXPECT_TRUE(Soon([&] { return !service_.lines().empty(); }));
   service_.Command(v1::TRAINER_COMMAND_PAUSE);
   EXPECT_EQ(service_.heartbeats(), 0);
@@ -172,18 +167,16 @@ TEST_F(ReporterCommandsTest, DropsItsOldestLinesWhileTheServerIsAway) {
   server_->Shutdown();
   server_ = nullptr;
   Reporter reporter(std::move(options));
-  const auto line = [](int number) { return base::StrCat(number, std::string(100, ' ')); };
-  for (int number = 101; number <= 200; ++number) reporter.Send(line(number));  // sequences 1 to 100
-  service_.Acknowledge(100);
+  const auto line = [](int sequence) { return base::StrCat(sequence, std::string(100, ' ')); };
+  for (int sequence = 1; sequence <= 100; ++sequence) reporter.Send(line(sequence));
   Listen(grpc::InsecureServerCredentials(), port_);
   reporter.Flush(absl::Minutes(1));
-  reporter.Send(line(201));
-  service_.Acknowledge(101);
+  reporter.Send(line(101));
   reporter.Flush(absl::Minutes(1));
   const std::vector<std::string> lines = service_.lines();
   ASSERT_FALSE(lines.empty());
-  EXPECT_LE(lines.size(), 10u) << "lines of 103 bytes";
-  EXPECT_EQ(lines.back(), line(201));
+  EXPECT_LE(lines.size(), 10u) << "lines of about 102 bytes";
+  EXPECT_EQ(lines.back(), line(101));
 }
 
 }  // namespace
