@@ -1,17 +1,19 @@
 #include "kernels/formats/dense.h"
 
+#include <algorithm>
+
 namespace nibble::kernels {
 namespace {
 
 template <typename T>
 void Pack(const T* weight, std::int64_t n, std::int64_t k, T* panels) {
-  for (std::int64_t panel = 0; panel * 16 < n; ++panel) {
-    const T* rows = weight + panel * 16 * k;
-    T* out = panels + panel * 16 * k;
-    const std::int64_t count = n - panel * 16 < 16 ? n - panel * 16 : 16;
-    for (std::int64_t i = 0; i < k; ++i, out += 16) {
+  for (std::int64_t panel = 0; panel * kDensePanelRows < n; ++panel) {
+    const T* rows = weight + panel * kDensePanelRows * k;
+    T* out = panels + panel * kDensePanelRows * k;
+    const std::int64_t count = std::min(n - panel * kDensePanelRows, kDensePanelRows);
+    for (std::int64_t i = 0; i < k; ++i, out += kDensePanelRows) {
       for (std::int64_t lane = 0; lane < count; ++lane) out[lane] = rows[lane * k + i];
-      for (std::int64_t lane = count; lane < 16; ++lane) out[lane] = T{};
+      for (std::int64_t lane = count; lane < kDensePanelRows; ++lane) out[lane] = T{};
     }
   }
 }

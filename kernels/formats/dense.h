@@ -7,6 +7,8 @@
 
 namespace nibble::kernels {
 
+inline constexpr std::int64_t kDensePanelRows = 16;
+
 struct PackedDenseWeight {
   const void* panels = nullptr;  // [ceil(N/16), K, 16], f32 or bf16
   DType dtype = DType::kF32;
@@ -14,7 +16,9 @@ struct PackedDenseWeight {
   std::int64_t cols = 0;  // K
 };
 
-constexpr std::int64_t PackedDenseElements(std::int64_t n, std::int64_t k) { return (n + 15) / 16 * 16 * k; }
+constexpr std::int64_t PackedDenseElements(std::int64_t n, std::int64_t k) {
+  return (n + kDensePanelRows - 1) / kDensePanelRows * kDensePanelRows * k;
+}
 
 // weight [N, K] row-major, f32 or bf16 -> panels of the same dtype. No rounding.
 void PackDenseWeight(const void* weight, DType dtype, std::int64_t n, std::int64_t k, void* panels);

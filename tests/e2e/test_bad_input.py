@@ -9,7 +9,7 @@ from conftest import TRAIN
 from wire import Api
 
 
-def refused(server, *arguments, names, code=None):
+def refused(server, *arguments, names):
     result = server.run(*arguments, check=False)
     assert result.returncode != 0, f"{arguments} was accepted"
     for name in names:
@@ -96,7 +96,7 @@ def test_lines_in_latin_1_are_refused_as_such(shared, tmp_path):
     refused(shared, "datasets", "upload", path, "--name", "bad", names=["line 2: not UTF-8"])
 
 
-def test_spec_file_is_refused_by_name(shared, tmp_path):
+def test_errors_of_a_spec_file_name_the_file(shared, tmp_path):
     path = tmp_path / "spec.json"
     path.write_text('{\n "lora": {"r": 4,}\n}')
     refused(shared, "jobs", "plan", "--spec", path, "--base", "small", "--dataset", "page", names=[f"{path}, line 2, column 18", "malformed"])
@@ -147,7 +147,7 @@ def test_bad_row_fails_its_job_with_its_line_number(shared, tmp_path):
     api = Api(shared.grpc)
     got = api.call("FineTuneService", "GetJob", name=failed["id"])
     api.close()
-    assert got.state == 8, "FAILED"
+    assert got.state == 8, f"wanted FAILED (8), got {got.state}"
     assert got.error.message.startswith("train_dataset: line 3: "), got.error.message
 
 
@@ -168,7 +168,7 @@ def test_unusable_flag_values_are_refused(shared, tmp_path):
     assert "bad" not in [model["name"] for model in shared.json("models", "list")["models"]]
 
 
-def test_names_are_refused_before_anything_is_sent(shared, model_directory, text_file):
+def test_taken_and_malformed_names_are_refused_before_anything_is_sent(shared, model_directory, text_file):
     for name in ("small", "../x", ""):
         result = shared.run("models", "import", model_directory, "--name", name, check=False)
         assert result.returncode in (4, 6) and "upload" not in result.stderr

@@ -7,8 +7,9 @@
 namespace nibble::kernels {
 namespace {
 
+// Layout: kernels/formats/dense.h.
 float Weight(const PackedDenseWeight& w, std::int64_t n, std::int64_t k) {
-  const std::int64_t at = (n / 16 * w.cols + k) * 16 + n % 16;
+  const std::int64_t at = (n / kDensePanelRows * w.cols + k) * kDensePanelRows + n % kDensePanelRows;
   return w.dtype == DType::kF32 ? static_cast<const float*>(w.panels)[at]
                                 : ToFloat(static_cast<const BF16*>(w.panels)[at]);
 }
@@ -22,7 +23,7 @@ float Output(const MatmulDenseArgs& args, std::int64_t row, std::int64_t n) {
 }  // namespace
 
 LaunchResult MatmulDenseCpu(const MatmulDenseArgs& args, const Stream& stream) {
-  stream.ParallelFor(args.w.rows, 16, [&](std::int64_t begin, std::int64_t end) {
+  stream.ParallelFor(args.w.rows, kDensePanelRows, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = 0; row < args.x.rows; ++row) {
       for (std::int64_t n = begin; n < end; ++n) {
         const float y = Output(args, row, n);

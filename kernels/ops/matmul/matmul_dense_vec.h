@@ -11,7 +11,7 @@ namespace nibble::kernels {
 template <typename Vec, typename X, typename W, int Rows, int Panels>
 inline void DenseBlock(const MatmulDenseArgs& args, std::int64_t row, std::int64_t panel) {
   const std::int64_t cols = args.w.cols;
-  const W* w = static_cast<const W*>(args.w.panels) + panel * cols * 16;
+  const W* w = static_cast<const W*>(args.w.panels) + panel * cols * kDensePanelRows;
   const X* x = args.x.Row<X>(row);
   Vec acc[Rows][Panels];
 #pragma GCC unroll 8
@@ -22,7 +22,7 @@ inline void DenseBlock(const MatmulDenseArgs& args, std::int64_t row, std::int64
   for (std::int64_t k = 0; k < cols; ++k) {
     Vec panels[Panels];
 #pragma GCC unroll 4
-    for (int p = 0; p < Panels; ++p) panels[p] = Vec::Load(w + (p * cols + k) * 16);
+    for (int p = 0; p < Panels; ++p) panels[p] = Vec::Load(w + (p * cols + k) * kDensePanelRows);
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
       const Vec a = Vec::Set1(ToFloat(x[r * args.x.stride + k]));
@@ -32,15 +32,15 @@ inline void DenseBlock(const MatmulDenseArgs& args, std::int64_t row, std::int64
   }
   // Copy the sums to memory: otherwise the epilogue's loop would index acc, which then would be kept in memory during
   // the products too.
-  alignas(64) float sums[Rows * Panels][16];
+  alignas(64) float sums[Rows * Panels][kDensePanelRows];
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
     for (int p = 0; p < Panels; ++p) acc[r][p].Store(sums[r * Panels + p]);
   }
   for (int i = 0; i < Rows * Panels; ++i) {
-    const std::int64_t n = (panel + i % Panels) * 16;
-    const int lanes = static_cast<int>(std::min<std::int64_t>(16, args.w.rows - n));
+    const std::int64_t n = (panel + i % Panels) * kDensePanelRows;
+    const int lanes = static_cast<int>(std::min(kDensePanelRows, args.w.rows - n));
     Vec y = Vec::Load(sums[i]);
     if (args.bias != nullptr) y = y + Vec::LoadPartial(args.bias + n, lanes);
     if (args.y.dtype == DType::kF32) {
@@ -85,7 +85,7 @@ inline constexpr std::int64_t kDenseGroup = 4;
 template <typename Vec, typename X, typename W, int Rows, int Sums>
 void DenseRange(const MatmulDenseArgs& args, std::int64_t begin, std::int64_t end, std::int64_t chunks,
                 std::int64_t chunk) {
-  const std::int64_t num_panels = (args.w.rows + 15) / 16;
+  const std::int64_t num_panels = (args.w.rows + kDensePanelRows - 1) / kDensePanelRows;
   for (std::int64_t unit = begin; unit < end; ++unit) {
     const std::int64_t panel = unit / chunks * kDenseGroup;
     const std::int64_t row = unit % chunks * chunk;
@@ -101,7 +101,7 @@ LaunchResult MatmulDenseVec(const MatmulDenseArgs& args, const Stream& stream) {
   constexpr int kRows = 6;
   constexpr int kSums = Vec::kVectors * 3 / 4;  // accumulators; the other registers are for the operands
   constexpr std::int64_t kChunk = kRows * 16;
-  const std::int64_t groups = ((args.w.rows + 15) / 16 + kDenseGroup - 1) / kDenseGroup;
+  const std::int64_t groups = ((args.w.rows + kDensePanelRows - 1) / kDensePanelRows + kDenseGroup - 1) / kDenseGroup;
   const std::int64_t chunks = (args.x.rows + kChunk - 1) / kChunk;
   stream.ParallelFor(groups * chunks, 1, [&](std::int64_t begin, std::int64_t end) {
     const bool wide_x = args.x.dtype == DType::kF32;

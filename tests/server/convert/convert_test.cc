@@ -479,7 +479,7 @@ TEST_F(ConvertTest, CheckConversionNeedsOnlyTheSourcesInfo) {
   EXPECT_FALSE(ok(Format::kF32, Format::kBF16));
 }
 
-TEST_F(ConvertTest, DamagedSourceLeavesNothing) {
+TEST_F(ConvertTest, RejectsNonFiniteAdapterAndLeavesNothing) {
   const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
   ConvertOptions to_nf4;
   to_nf4.to = Format::kNf4;

@@ -87,8 +87,7 @@ TEST_F(ExportTest, ModelAtTheLimitIsOneFileAndOneByteAboveItIsTwo) {
   EXPECT_FALSE(std::filesystem::exists(directory_.Path("two/model-00003-of-00003.safetensors")));
 }
 
-// A ternary weight and its scale are in one shard, however small the limit.
-// Expects each scale of an export in shards to be in the file of its weight.
+// Expects every scale of an export in shards to be in the file of its weight.
 void ExpectScalesBesideWeights(const std::string& directory) {
   const auto index = base::ParseJson(model::ReadBytes(directory + "/model.safetensors.index.json"));
   ASSERT_TRUE(index.ok()) << index.status();
@@ -102,6 +101,7 @@ void ExpectScalesBesideWeights(const std::string& directory) {
   EXPECT_GT(scales, 0);
 }
 
+// A ternary weight and its scale are in one shard, however small the limit.
 TEST_F(ExportTest, ScaleIsInTheShardOfItsWeight) {
   ASSERT_TRUE(
       ConvertModel(files_, *f32_, directory_.Path("ternary"), {.to = model::Format::kTernary}, kernels::Stream()).ok());

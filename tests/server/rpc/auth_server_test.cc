@@ -1,5 +1,5 @@
 // Calls every method of the server on every transport without a token, with a wrong one and with the right one
-// (docs/faults.md, S1-S3, S12). The methods come from the descriptors and from the table of rules.
+// (docs/faults.md, S1-S3, S12, C4). The methods come from the descriptors and from the table of rules.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -104,7 +104,8 @@ class AuthServerTest : public AppTest, public ::testing::WithParamInterface<Over
   std::shared_ptr<grpc::Channel> plain_;
 };
 
-// Whether this server has the rule's method on this transport.
+// Whether this server has the rule's method on this transport: reflection is turned on only for kLocal, and health is
+// off with --insecure, where the server could not check a token for it.
 bool IsServed(const auth::MethodRule& rule, Over over) {
   if (rule.access == auth::Access::kReflection) return over == Over::kLocal;
   if (rule.access == auth::Access::kHealth) return over != Over::kInsecure;
@@ -209,8 +210,8 @@ class AuthEffectTest : public AuthServerTest {
   }
 };
 
-// An upload, a call on a worker, a long call and a stream: each would change something, and does so for a permitted
-// caller.
+// Each call (an upload, CreateJob, LoadModel, GenerateStream, DeleteDataset, Drain) changes something for a permitted
+// caller, and must change nothing for others.
 TEST_P(AuthEffectTest, S1RefusedCallsHaveNoEffect) {
   v1::ImportModelRequest import;
   import.set_server_path("hf_tied_bf16");
@@ -370,7 +371,7 @@ TEST_P(AuthServerTest, RefusalsAndCallsAreLoggedWithTheirPeer) {
   EXPECT_EQ(answered, 1);
 }
 
-// C4: in a generation, streamed or not, and in a job.
+// C4: Generate, GenerateStream and CreateJob check the priority.
 TEST_P(AuthEffectTest, C4PrioritiesAboveZeroNeedTheRoleOperator) {
   const auto expect_role = [](const grpc::Status& status, const std::string& field) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED) << status.error_message();

@@ -88,6 +88,9 @@ TEST(EmbeddingTest, RejectsAndNamesIdOutsideTheVocabulary) {
     EXPECT_NE(status.message().find("ids[1] is " + std::to_string(bad) + ", wanted 0 to 3"), std::string::npos)
         << status;
   }
+}
+
+TEST(EmbeddingTest, RejectsCallWithoutATable) {
   const auto neither =
       Embedding({.ids = nullptr, .num_ids = 0, .table = {}, .packed = {}, .out = {}}, CpuStream(Isa::kPlain));
   EXPECT_EQ(neither.code(), absl::StatusCode::kInvalidArgument);
