@@ -17,6 +17,7 @@ CONSTANT = ["--schedule", "constant", "--warmup", "0"]  # the rate of a step doe
 def server(tmp_path_factory, model_directory, text_file):
     server = Server(tmp_path_factory.mktemp("starts") / "state", "--retry_backoff_scale", "0.01").start()
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+    server.run("models", "convert", "small", "--to", "int8", "--name", "small-int8")
     other = small_model.write(tmp_path_factory.mktemp("model") / "other", seed=5)
     server.run("models", "import", other, "--name", "other", "--dtype", "f32")
     server.run("datasets", "upload", text_file, "--name", "page")
@@ -50,23 +51,26 @@ def digest(server, model):
     return server.json("models", "get", model)["digest"]
 
 
-def options_of(method, tmp_path):
-    """For qlora, flags that add dropout: its random draws differ from step to step, and must continue too."""
-    if method != "qlora":
-        return []
-    spec = tmp_path / "spec.json"
-    spec.write_text(json.dumps({"qlora": {"dropout": 0.2}}))
-    return ["--spec", spec]
+# Method, base and fields of the method. The random draws of dropout and of stochastic rounding differ from step to step,
+# and must continue too.
+CONTINUED = {"qlora": ("qlora", "small", {"dropout": 0.2}), "merge_aware": ("qlora", "small", {"merge_aware_int8": True}),
+             "lora": ("lora", "small", {"dropout": 0.2}), "lora_on_int8": ("lora", "small-int8", {}), "full": ("full", "small", {}),
+             "int8_mixed": ("int8_mixed", "small", {"stochastic_gradients": True}), "int8_qt": ("int8_qt", "small", {}),
+             "bitnet_qat": ("bitnet_qat", "small", {})}
 
 
-@pytest.mark.parametrize("method", ["qlora", "full", "int8_qt", "bitnet_qat"])
-def test_continued_job_has_the_weights_of_one_long_run(server, tmp_path, method):
+@pytest.mark.parametrize("case", CONTINUED)
+def test_continued_job_has_the_weights_of_one_long_run(server, tmp_path, case):
     """The trainer of the continued job is killed before its first checkpoint; the job whose checkpoint it continues has
     already been deleted."""
-    options = options_of(method, tmp_path)
-    run(server, method, f"{method}-long", STEPS, *options)
-    source, _ = run(server, method, f"{method}-source", SOURCE_STEPS, *options)
-    job = create(server, method, f"{method}-continued", STEPS, "--save-every", 1000, "--resume-from", f"{source}/{SOURCE_STEPS}", *options)
+    method, base, fields = CONTINUED[case]
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps({method: fields}))
+    options = ["--spec", spec]
+    run(server, method, f"{case}-long", STEPS, *options, base=base)
+    source, _ = run(server, method, f"{case}-source", SOURCE_STEPS, *options, base=base)
+    job = create(server, method, f"{case}-continued", STEPS, "--save-every", 1000, "--resume-from", f"{source}/{SOURCE_STEPS}", *options,
+                 base=base)
     server.run("jobs", "delete", source)
     wait_for_own_step(server, job, 1, SOURCE_STEPS + 1)
     for pid in trainers(server):
@@ -80,7 +84,7 @@ def test_continued_job_has_the_weights_of_one_long_run(server, tmp_path, method)
     steps = [event["step"] for event in events if event["type"] == "step"]
     assert min(steps) == SOURCE_STEPS + 1 and max(steps) == STEPS
     assert not [event for event in events if event["type"] == "warning"]
-    assert digest(server, f"{method}-continued") == digest(server, f"{method}-long")
+    assert digest(server, f"{case}-continued") == digest(server, f"{case}-long")
     assert not (server.state / "jobs" / job / "start").exists(), "the copy of the checkpoint goes with the end of the job"
 
 
