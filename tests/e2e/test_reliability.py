@@ -17,7 +17,7 @@ import pytest
 
 import small_model
 from conftest import BIN, TRAIN, Server, trainers
-from test_kill import SAVE, SETTINGS, STEPS, check, check_resumes, create, wait_for_own_step, wait_for_step
+from test_kill import SAVE, SETTINGS, STEPS, VARIANTS, check, check_resumes, create, wait_for_step
 from wire import Api, message
 from soon import soon
 
@@ -51,11 +51,13 @@ def calm(tmp_path_factory, model_directory, text_file):
     server.stop()
 
 
-@pytest.fixture(scope="module", params=["qlora", "bitnet_qat", "full", "int8_mixed", "int8_qt", "lora"])
+@pytest.fixture(scope="module", params=["qlora", "bitnet_qat", "full", "int8_mixed", "int8_qt", "lora", *VARIANTS])
 def calm_of_each_method(calm, request):
-    """As calm, for each method: a resume continues an adapter on an unchanged base, master weights that are ternarised
-    again, all weights, or int8 weights."""
+    """As calm, for each method and variant: a resume continues an adapter on an unchanged base, master weights that are
+    ternarised again, all weights, or int8 weights."""
     server, digest, undisturbed = calm
+    if request.param == "lora_on_int8":
+        server.run("models", "convert", "small", "--to", "int8", "--name", "small-int8")
     if request.param != "qlora":
         output = f"calm-{request.param}"
         job = create(server, output, method=request.param)
@@ -96,27 +98,62 @@ def test_R4_sigterm_to_the_trainer_checkpoints_and_counts_as_no_retry(calm_of_ea
     assert server.json("models", "get", output)["digest"] == digest
 
 
+def life_of(server, output):
+    """Times, in seconds, at which the trainer of an undisturbed job began, wrote each line of its journal, and ended."""
+    [job] = [job["id"] for job in server.json("jobs", "list")["jobs"] if job["output_model"] == output]
+    attempt = server.state / "jobs" / job / "attempts/1"
+    lines = (attempt / "journal.jsonl").read_text().splitlines()
+    return [(attempt / "attempt.json").stat().st_mtime, *(datetime.datetime.fromisoformat(json.loads(line)["time"]).timestamp() for line in lines),
+            (attempt / "outcome.json").stat().st_mtime]
+
+
+def kill_trainer(server, attempt, lines, pause_s):
+    """Kills the trainer `pause_s` after it has written so many lines to the attempt's journal. Returns False if it had
+    already written its outcome."""
+    journal, outcome = attempt / "journal.jsonl", attempt / "outcome.json"
+
+    def reached():
+        written = journal.read_bytes().count(b"\n") if journal.exists() else 0
+        return outcome.exists() or (attempt / "attempt.json").exists() and written >= lines and trainers(server)
+    soon(reached, every=0.005)
+    time.sleep(pause_s)
+    for pid in trainers(server):
+        os.kill(pid, signal.SIGKILL)
+    return not outcome.exists()
+
+
 @pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.full)])
-def test_R2_job_of_a_trainer_killed_at_random_steps_has_the_same_result(calm_of_each_method, kills):
+def test_R2_job_of_a_trainer_killed_at_random_moments_has_the_same_result(calm_of_each_method, kills):
+    """A moment is a number of lines of the journal, so that also the short parts of a run are met, and a share of the
+    time until the next line. The first kills of jobs are spread over the whole run of a trainer, from its start to its
+    end; the second come at any moment of a trainer that resumes."""
     method, server, digest, undisturbed = calm_of_each_method
-    draw = random.Random(5)
-    for round in range(kills // 2):
-        output = f"killed-{method}-{kills}-{round}"
+    life = life_of(server, "calm" if method == "qlora" else f"calm-{method}")
+    draw = random.Random(f"{method} {kills}")
+    first = draw.sample(range(len(life) - 1), len(life) - 1)
+    killed, moments = 0, []
+    while killed < kills:
+        output = f"killed-{method}-{kills}-{len(moments)}"
         job = create(server, output, method=method)
-        for attempt, step in enumerate((SAVE + draw.randrange(1, 5), 3 * SAVE + draw.randrange(1, 5)), start=1):
-            wait_for_own_step(server, job, attempt, step)
-            (pid,) = trainers(server)
-            os.kill(pid, signal.SIGKILL)
+        moments.append([first[len(moments) % len(first)]])
+        moments[-1].append(draw.randrange(len(life) - 1 - moments[-1][0]))
+        assert len(moments) <= kills, f"too few trainers lived until they were killed: {moments}"
+        for attempt, lines in enumerate(moments[-1], start=1):
+            pause_s = draw.random() * (life[lines + 1] - life[lines])
+            if not kill_trainer(server, server.state / "jobs" / job / "attempts" / str(attempt), lines, pause_s):
+                break
         server.run("jobs", "watch", job)
         events = server.lines("jobs", "watch", job)
         assert [e["sequence"] for e in events] == list(range(1, len(events) + 1))
         got = server.json("jobs", "get", job)
-        assert got["state"] == "SUCCEEDED" and got["attempt"] == 3 and got["retries"] == 2
+        assert got["state"] == "SUCCEEDED" and got["attempt"] == got["retries"] + 1, moments[-1]
         failures = [e for e in events if e["type"] == "state" and e["state"] == "QUEUED" and e.get("reason")]
-        assert [e["reason"] for e in failures] == ["TRAINER_SIGNAL"] * 2
-        check_resumes(events, attempts=3)
-        assert curve(server, job) == undisturbed
-        assert server.json("models", "get", output)["digest"] == digest
+        assert [e["reason"] for e in failures] == ["TRAINER_SIGNAL"] * got["retries"]
+        killed += got["retries"]
+        check_resumes(events)
+        assert curve(server, job) == undisturbed, moments[-1]
+        assert server.json("models", "get", output)["digest"] == digest, moments[-1]
+    print(f"{method}: {killed} kills of {len(moments)} jobs; lines of {len(life) - 2} before each: {moments}")
 
 
 @pytest.fixture
