@@ -42,6 +42,7 @@ def train(tmp_path_factory, model_directory):
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
     server.run("models", "import", model_directory, "--name", "small-bf16")
     server.run("models", "convert", "small", "--to", "nf4", "--name", "small-nf4")
+    server.run("models", "convert", "small", "--to", "int8", "--name", "small-int8")
     for name, rows in (("ragged", ROWS), ("four", ROWS[:4])):
         path = directory / f"{name}.jsonl"
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
@@ -172,6 +173,45 @@ def test_evaluation_as_trained_is_that_of_the_served_model(train, method):
     served = losses_of["ternary" if "bitnet_qat" in method else "int8"]
     assert len(served) == 1 and len(losses_of["trained"]) >= 2
     assert served[0] == losses_of["trained"][-1] != losses_of["trained"][0]
+
+
+# Launches of a step by the products and quantizers of the 21 linears of 3 layers, and of the head.
+LINEARS = 21
+ROWS_OF_A_LAYER = 2  # that no norm makes: those of o_proj and down_proj
+LAUNCHES = [
+    # Codes of g once as rows and once transposed, of W^T and of x: three products, and nothing is multiplied as floats.
+    ({"int8_mixed": {}}, {"matmul_int8": 3 * LINEARS, "matmul_dense": 1, "quantize_int8": LINEARS, "quantize_int8_transposed": 3 * LINEARS,
+                          "rms_norm_quantize": 6, "quantize_activations": 3 * ROWS_OF_A_LAYER + LINEARS}),
+    # Each linear quantizes its own rows.
+    ({"int8_mixed": {"preset": "torchao"}}, {"matmul_int8": 3 * LINEARS, "matmul_bf16": 1, "quantize_int8": LINEARS,
+                                             "quantize_int8_transposed": 3 * LINEARS, "quantize_activations": 2 * LINEARS}),
+    ({"int8_mixed": {"preset": "switchback"}}, {"matmul_int8": 2 * LINEARS, "matmul_bf16": 1, "quantize_int8": LINEARS,
+                                                "quantize_int8_transposed": LINEARS, "quantize_activations": 2 * LINEARS}),
+    # Parameters are quantized once, when the optimizer stores them.
+    ({"int8_qt": {}}, {"matmul_int8": LINEARS, "matmul_dense": 1, "quantize_int8": LINEARS, "rms_norm_quantize": 6,
+                       "quantize_activations": 3 * ROWS_OF_A_LAYER}),
+    ({"int8_qt": {"compute": "INT8_QT_COMPUTE_FLOAT"}}, {"matmul_int8_weight": LINEARS, "matmul_dense": 1, "quantize_int8": LINEARS}),
+    # Every linear is merged once a step. The backward pass makes the rows again.
+    ({"qlora": {"merge_aware_int8": True}}, {"dequantize_nf4": LINEARS, "matmul_dense": LINEARS + 1, "quantize_int8": LINEARS, "matmul_int8": LINEARS,
+                                             "rms_norm_quantize": 12, "quantize_activations": 2 * 3 * ROWS_OF_A_LAYER}),
+    ({"lora": {}}, {"matmul_bf16": LINEARS, "matmul_dense": 2 * LINEARS}),
+    # The head has codes too.
+    ({"lora": {}, "base_model": "small-int8"}, {"matmul_int8": LINEARS + 1, "matmul_dense": 2 * LINEARS, "rms_norm_quantize": 12,
+                                                "quantize_activations": 2 * 3 * ROWS_OF_A_LAYER + 1}),
+    ({"full": {}}, {"matmul_bf16": LINEARS + 1}),
+]
+
+
+@pytest.mark.parametrize(("changes", "wanted"), LAUNCHES, ids=[json.dumps(changes) for changes, _ in LAUNCHES])
+def test_step_launches_the_kernels_of_its_method(train, changes, wanted):
+    """The second step: the first has launches of the start of the job. 192 tokens are one piece of the head's product."""
+    spec = {"base_model": "small", "train_dataset": "ragged", "data": {"max_seq_len": 96}, "run": {"micro_batch": 2, "max_steps": 2}, **changes}
+    step = [event for event in train.job(spec)[1] if event.get("type") == "step"][1]
+    kernels = {launch["kernel"]: launch["count"] for launch in step["launches"]}
+    assert {name: count for name, count in kernels.items()
+            if name.startswith(("matmul_", "quantize_", "dequantize_")) or name.endswith("_quantize")} == wanted
+    parameters = 2 * LINEARS if {"qlora", "lora"} & set(changes) else LINEARS + 8  # with seven norms and the embedding
+    assert kernels["attention"] == kernels["attention_backward"] == 3 and kernels["adamw"] == parameters
 
 
 def test_int8_qt_stores_as_its_options_say(train):
