@@ -16,7 +16,7 @@ namespace nibble::kernels {
 //   tiles, row_sum        as in formats/int8.h PackedInt8Weight [C, R]; overwritten, padding included
 // Requires C >= 0, 1 <= R <= kInt8MaxCols. Same bits on every path.
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
-// Source: torchao's int8 mixed precision; docs/numerics.md 12. Test: against quantize_int8 of the transpose.
+// Source: torchao's int8 mixed precision; docs/numerics.md 12. Golden: tests/golden/kernels/int8.txt (torchao).
 absl::Status QuantizeInt8Transposed(const QuantizeInt8TransposedArgs& args, const Stream& stream);
 
 }  // namespace nibble::kernels

@@ -1,6 +1,7 @@
-"""Makes int8.txt, the golden values of quantize_int8, rms_norm, rms_norm_backward, matmul_int8 and matmul_dense.
+"""Makes int8.txt, the golden values of quantize_int8, quantize_int8_transposed, rms_norm, rms_norm_backward, matmul_int8
+and matmul_dense.
 
-    torch==2.11.0 transformers==5.23.0 bitsandbytes==0.50.0 numpy==2.4.6
+    torch==2.11.0 torchao==0.18.0 transformers==5.23.0 bitsandbytes==0.50.0 numpy==2.4.6
 
     python tests/golden/kernels/make_kernel_golden_int8.py
 
@@ -8,6 +9,9 @@ Everything is seeded: the same versions write the same bytes.
 - quantize_int8: docs/numerics.md 1, in numpy float32; codes and scales of rows without outliers are also compared with
   bitsandbytes' int8_vectorwise_quant here (it multiplies by 127 / absmax, so a code may differ by one at a near tie).
   mean|x| is summed in float64; an assertion checks that no element is near six times the mean.
+- quantize_int8_transposed: torchao's quantize_int8_rowwise of the transpose, as its int8 training calls it; torchao's
+  limit of small scales is another, so the column of zeros has the scale of docs/numerics.md 1. With one scale for all
+  columns: numpy float32.
 - rms_norm: transformers' LlamaRMSNorm in float32. rms_norm_backward: torch's autograd of rms_norm in float64.
 - matmul_int8: numpy int64 product, float32 epilogue; the chain of outliers in exact fractions, rounded once per step.
 - matmul_dense: numpy float64.
@@ -18,7 +22,9 @@ import pathlib
 import bitsandbytes
 import numpy as np
 import torch
+import torchao
 import transformers
+from torchao.prototype.quantized_training import quantize_int8_rowwise
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 OUT = pathlib.Path(__file__).resolve().parent / "int8.txt"
@@ -137,8 +143,21 @@ def main():
     for name, v in (("x", x), ("w", w), ("y", exact), ("sum_abs", np.abs(x).astype(np.float64) @ np.abs(w).astype(np.float64).T)):
         put(f"dense.{name}", v)
 
-    OUT.write_text("# make_kernel_golden_int8.py: torch %s, transformers %s, bitsandbytes %s, numpy %s\n" % (
-        torch.__version__.split("+")[0], transformers.__version__, bitsandbytes.__version__, np.__version__)
+    x = (rng.standard_normal((70, 37)) * np.exp(rng.uniform(-9, 9, 37))).astype(F32)
+    x[:, 4] = 0
+    x[:, 9] = np.arange(70) - 34.5  # halves: ties of rounding
+    x[0, 9] = 127
+    codes, scale = (values.numpy() for values in quantize_int8_rowwise(torch.from_numpy(x.T)))
+    assert scale[4] == 0
+    scale = np.maximum(scale, F32(1e-12) / F32(127))
+    one = np.abs(x).max() / F32(127)
+    for name, v in (("x", x), ("codes", codes), ("scale", scale),
+                    ("tensor.codes", np.clip(np.rint(x.T * (F32(1) / one)), -127, 127).astype(np.int8)), ("tensor.scale", one)):
+        put(f"transposed.{name}", v)
+
+    OUT.write_text("# make_kernel_golden_int8.py: torch %s, torchao %s, transformers %s, bitsandbytes %s, numpy %s\n" % (
+        torch.__version__.split("+")[0], torchao.__version__.split("+")[0], transformers.__version__, bitsandbytes.__version__,
+        np.__version__)
         + "\n".join(lines) + "\n")
 
 

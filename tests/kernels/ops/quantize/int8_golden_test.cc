@@ -9,6 +9,7 @@
 #include "kernels/ops/norm/rms_norm.h"
 #include "kernels/ops/norm/rms_norm_backward.h"
 #include "kernels/ops/quantize/quantize_int8.h"
+#include "kernels/ops/quantize/quantize_int8_transposed.h"
 #include "tests/support/golden.h"
 #include "tests/support/int8.h"
 #include "tests/support/isas.h"
@@ -46,6 +47,35 @@ TEST_F(Int8GoldenTest, QuantizeInt8GivesNumpysBits) {
           EXPECT_EQ(q.outlier_index[r * 16 + i], index[r * 16 + i]) << "row " << r;
           EXPECT_EQ(q.outlier_value[r * 16 + i], value[r * 16 + i]) << "row " << r;
         }
+      }
+    }
+  }
+}
+
+TEST_F(Int8GoldenTest, QuantizeInt8TransposedGivesTorchaosBits) {
+  constexpr std::int64_t kRows = 70, kCols = 37;
+  const auto x = golden_.Get<float>("transposed.x");
+  for (const bool per_tensor : {false, true}) {
+    const std::string prefix = per_tensor ? "transposed.tensor." : "transposed.";
+    const auto codes = golden_.Get<std::int8_t>(prefix + "codes");
+    auto scale = golden_.Get<float>(prefix + "scale");
+    if (per_tensor) scale.resize(kCols, scale[0]);
+    for (const Isa isa : support::Isas()) {
+      SCOPED_TRACE(testing::Message() << Name(isa) << (per_tensor ? " per tensor" : ""));
+      support::Int8Rows out(kCols, kRows);
+      const QuantizedRows q = out.view();
+      QuantizeOptions how;
+      how.per_tensor = per_tensor;
+      ASSERT_TRUE(QuantizeInt8Transposed({.x = MakeConstMatrix(x.data(), DType::kF32, kRows, kCols),
+                                          .scale = q.scale,
+                                          .codes = q.codes,
+                                          .stride = q.stride,
+                                          .how = how},
+                                         CpuStream(isa))
+                      .ok());
+      EXPECT_TRUE(support::BytesEqual(q.scale, scale.data(), kCols * 4));
+      for (std::int64_t c = 0; c < kCols; ++c) {
+        EXPECT_TRUE(support::BytesEqual(q.codes + c * q.stride, codes.data() + c * kRows, kRows)) << "column " << c;
       }
     }
   }
