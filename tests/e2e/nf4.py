@@ -31,6 +31,13 @@ def dequantized(directory):
     return tensors
 
 
+def dequantized_int8(directory):
+    """The int8 artifact's tensors in f32: codes times the scale of their row."""
+    stored = load_file(directory / "model.safetensors")
+    return {name: value.astype(np.float32) * stored[name + "_scale"][:, None] if value.dtype == np.int8 else value
+            for name, value in stored.items() if not name.endswith("_scale")}
+
+
 def to_bf16(values):
     """f32 values rounded to the nearest bf16, ties to even, as f32."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)

@@ -2,11 +2,12 @@
 the export in PEFT, the merged weights and the same adapter imported again."""
 import json
 
+import numpy as np
 import pytest
 
 import small_model
 from conftest import PAGE, Server
-from nf4 import dequantized, read_bf16
+from nf4 import dequantized, dequantized_int8, read_bf16
 
 pytestmark = pytest.mark.full
 
@@ -30,6 +31,12 @@ OPTIONS = {
     # PEFT trains vectors with the learning rate of B.
     "dora_plus": ({"use_dora": True, "lora_plus_ratio": 8, "r": 2}, {"use_dora": True, "lora_plus_ratio": 8, "r": 2}, {"alpha": 16}),
     "blocks": ({}, {}, {"alpha": 16}),
+    "blocks_of_512": ({}, {}, {"alpha": 16}),
+    "blocks_of_4096": ({}, {}, {"alpha": 16}),
+    "rslora": ({"use_rslora": True}, {"use_rslora": True}, {"use_rslora": False}),
+    "names": ({"target_modules": ["down_proj", "q_proj"]}, {"target_modules": ["down_proj", "q_proj"]}, {"target_modules": ["q_proj"]}),
+    # The masks of PEFT are others, so the job without dropout is the one with its losses.
+    "dropout": ({"dropout": 0.2}, {}, {"dropout": 0}),
     "ranks": (RANKS, RANKS, {"rank_pattern": {**RANKS["rank_pattern"], "(up|down)_proj": 4}}),
     "saved": ({"modules_to_save": SAVED}, {"modules_to_save": SAVED}, {"modules_to_save": SAVED[:2]}),
     # PEFT trains vectors with the learning rate of B, and matrices with that of A.
@@ -39,16 +46,19 @@ OPTIONS = {
     "saved_tied": ({"modules_to_save": ["model.norm", "embed_tokens"]},
                    {"modules_to_save": ["model.norm", "embed_tokens"], "ensure_weight_tying": True}, {"modules_to_save": ["model.norm"]}),
 }
-# The base as it is stored: what lora trains on, in f32, and what qlora trains on, with blocks of 64 and of 32; and both
-# with a separate head.
+# The base as it is stored: what lora trains on, in f32, and what qlora trains on, with blocks of 64 and of 32; both with
+# a separate head; and nf4 with linears wider than a block of 512 or 4096.
 BASES = {"float": lambda server: load_file(server.state / "models/float/model.safetensors"),
          "base": lambda server: dequantized(server.state / "models/base"),
          "base32": lambda server: dequantized(server.state / "models/base32"),
          "untied": lambda server: load_file(server.state / "models/untied/model.safetensors"),
-         "untied4": lambda server: dequantized(server.state / "models/untied4")}
-CASES = [(method, base, option) for option in ("patterns", "dora", "dora_plus", "ranks", "saved_tied")
+         "untied4": lambda server: dequantized(server.state / "models/untied4"),
+         "base512": lambda server: dequantized(server.state / "models/base512"),
+         "base4096": lambda server: dequantized(server.state / "models/base4096")}
+CASES = [(method, base, option) for option in ("patterns", "dora", "dora_plus", "ranks", "saved_tied", "rslora", "names", "dropout")
          for method, base in [("lora", "float"), ("qlora", "base")]]
-CASES += [("qlora", "base32", "blocks"), ("lora", "untied", "saved"), ("qlora", "untied4", "saved"), ("lora", "untied", "saved_plus")]
+CASES += [("qlora", "base32", "blocks"), ("lora", "untied", "saved"), ("qlora", "untied4", "saved"), ("lora", "untied", "saved_plus"),
+          ("qlora", "base512", "blocks_of_512"), ("qlora", "base4096", "blocks_of_4096")]
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +71,10 @@ def server(tmp_path_factory, model_directory):
     untied = small_model.write(path / "untied", tie_word_embeddings=False)
     with_data.run("models", "import", untied, "--name", "untied", "--dtype", "f32")
     with_data.run("models", "convert", "untied", "--to", "nf4", "--name", "untied4")
+    wide = small_model.write(path / "wide", intermediate_size=4608)
+    with_data.run("models", "import", wide, "--name", "wide", "--dtype", "f32")
+    for block, scaler_block in ((512, 64), (4096, 32)):
+        with_data.run("models", "convert", "wide", "--to", "nf4", "--name", f"base{block}", "--nf4-block", block, "--scaler-block", scaler_block)
     (path / "four.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     with_data.run("datasets", "upload", path / "four.jsonl", "--name", "four")
     yield with_data
@@ -81,12 +95,17 @@ def trained(request, server, tmp_path_factory):
     losses, _, final = reference(tensors(server), ids, **theirs)
     server.run("models", "export", name, "--format", "peft", "--out", path / "peft")
     changed = train(server, path, method=method, base=base, output=f"{name}-wrong", options={**ours, **wrong})
-    return {"name": name, "base": base, "method": method, "path": path, "tensors": tensors(server), "losses": (got, losses),
+    return {"name": name, "base": base, "method": method, "option": option, "path": path, "tensors": tensors(server), "losses": (got, losses),
             "wrong": changed, "final": final}
 
 
 def test_losses_and_adapter_agree_with_peft(trained):
     got, want = trained["losses"]
+    if trained["option"] == "dropout":
+        assert agree(got[:1], want[:1]), "B is 0 at the start"
+        assert agree(trained["wrong"], want) and not agree(got, want)
+        assert json.loads((trained["path"] / "peft/adapter_config.json").read_text())["lora_dropout"] == 0.2
+        return
     print("worst relative difference of 20 losses:", max(abs(a - b) / b for a, b in zip(got, want)))
     assert want[-1] <= 0.95 * want[0]
     assert agree(got, want)
@@ -95,7 +114,8 @@ def test_losses_and_adapter_agree_with_peft(trained):
     assert adapter.keys() == trained["final"].keys()
     for name, value in trained["final"].items():
         assert adapter[name].shape == value.shape, name
-        assert abs(adapter[name] - value).max() <= 1e-2 * abs(value).max(), name
+        # Not element by element: AdamW makes a whole step of a gradient that is nearly 0, in either direction.
+        assert np.linalg.norm(adapter[name] - value) <= 1e-2 * np.linalg.norm(value), name
 
 
 def test_peft_loads_the_export_with_the_same_logprobs(server, trained):
@@ -131,3 +151,31 @@ def test_checkpoint_and_export_are_the_same_model(server, trained):
     server.run("models", "import", trained["path"] / "peft", "--name", f"{name}-again", "--base", trained["base"])
     for copy in ("checkpoint", "again"):
         assert server.json("models", "get", f"{name}-{copy}")["digest"] == want["digest"], copy
+
+
+@pytest.mark.parametrize("options", [{}, {"use_dora": True, "lora_plus_ratio": 4}, {"dropout": 0.2, "target_modules": ["down_proj", "q_proj"]},
+                                     {"target_pattern": TARGETS, **RANKS, "use_rslora": True}], ids=["plain", "dora", "dropout", "patterns"])
+@pytest.mark.parametrize("activations", ["int8", "bf16"])
+def test_adapter_of_an_int8_base_goes_to_peft_and_back(server, tmp_path, activations, options):
+    """PEFT applies the adapter to the base's codes times their scales, without codes of rows."""
+    base, name = f"rows-{activations}", f"{activations}-{'-'.join(options) or 'plain'}"
+    if base not in [model["name"] for model in server.json("models", "list")["models"]]:
+        server.run("models", "convert", "float", "--to", "int8", "--name", base, "--activations", activations)
+    train(server, tmp_path, method="lora", base=base, output=name, options=options)
+    server.run("models", "export", name, "--format", "peft", "--out", tmp_path / "peft")
+    tensors = dequantized_int8(server.state / f"models/{base}")
+    model = peft.PeftModel.from_pretrained(transformers_model(tensors), tmp_path / "peft").eval()
+    score = server.json("score", name, "--text", PAGE[:120])
+    adapted = worst_difference(score, model)
+    with model.disable_adapter():
+        plain = worst_difference(score, model)
+    print(f"worst difference to PEFT {adapted:.1e}, without the adapter {plain:.1e}")
+    assert adapted <= (0.2 if activations == "int8" else 0.05) < plain
+    server.run("models", "convert", name, "--to", "bf16", "--name", f"{name}-bf16")
+    theirs = model.merge_and_unload().to(torch.bfloat16).float().state_dict()
+    for key, value in read_bf16(server.state / f"models/{name}-bf16/model.safetensors").items():
+        want = theirs[key].numpy()
+        assert (value == want).mean() > 0.995, key
+        assert abs(value - want).max() <= abs(want).max() * 2.0 ** -7, key
+    server.run("models", "import", tmp_path / "peft", "--name", f"{name}-again", "--base", base)
+    assert server.json("models", "get", f"{name}-again")["digest"] == server.json("models", "get", name)["digest"]

@@ -57,6 +57,7 @@ def philox_uniform(seed, index, stream):
 def transformers_model(base):
     """A model of transformers with the tensors of `base`, tied if `base` has no head."""
     options = {key: value for key, value in small_model.CONFIG.items() if key not in ("architectures", "model_type", "torch_dtype")}
+    options["intermediate_size"] = base["model.layers.0.mlp.up_proj.weight"].shape[0]
     config = transformers.LlamaConfig(**{**options, "tie_word_embeddings": "lm_head.weight" not in base})
     model = transformers.LlamaForCausalLM(config)
     tensors = {name: torch.from_numpy(value.copy()) for name, value in base.items()}
