@@ -41,6 +41,34 @@ TEST_F(ExportTest, RejectsWrongFormatAndLeavesNothing) {
   EXPECT_TRUE(absl::IsAlreadyExists(ExportHf(files_, *f32_, directory_.Path("f32"))));
 }
 
+// transformers' phi3 has fused weights, on which PEFT cannot place an adapter of separate ones. The merged model has
+// the form of transformers.
+TEST_F(ExportTest, AdapterOfPhi3IsRefusedByNameButItsMergedModelIsExported) {
+  std::filesystem::copy(model::Golden("families/phi3"), directory_.Path("source"));
+  std::filesystem::copy(model::Golden("families/tokenizer.json"), directory_.Path("source"));
+  ASSERT_TRUE(model::ImportModel(files_, directory_.Path("source"), directory_.Path("phi3"), DType::kF32).ok());
+  const auto base = *model::Artifact::Open(directory_.Path("phi3"));
+  model::AdapterConfig adapter;
+  adapter.rank = 2;
+  adapter.alpha = 2;
+  adapter.targets = {model::LinearKind::kQ};
+  std::vector<std::vector<float>> values;
+  for (const auto& plan : model::AdapterTensors(base->config(), adapter)) {
+    values.push_back(support::NormalVector(values.size() + 1, plan.shape[0] * plan.shape[1], 0.1f));
+  }
+  ASSERT_TRUE(MakeLoraModel(files_, *base, adapter, values, base::Json::object(), directory_.Path("adapted")).ok());
+  const auto adapted = *model::Artifact::Open(directory_.Path("adapted"));
+  const absl::Status refused = ExportPeft(files_, *adapted, directory_.Path("peft"));
+  EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
+  EXPECT_EQ(base::Reason(refused), "UNSUPPORTED_MODEL");
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("format \"peft\": transformers' phi3 has fused weights"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("convert the model to bf16 and export it as hf"));
+  EXPECT_FALSE(std::filesystem::exists(directory_.Path("peft")));
+  ASSERT_TRUE(
+      ConvertModel(files_, *adapted, directory_.Path("bf16"), {.to = model::Format::kBF16}, kernels::Stream()).ok());
+  EXPECT_TRUE(ExportHf(files_, **model::Artifact::Open(directory_.Path("bf16")), directory_.Path("hf")).ok());
+}
+
 std::uint64_t TensorBytes(const model::SafetensorsFiles& file) {
   std::uint64_t bytes = 0;
   for (const auto& [name, tensor] : file.tensors) bytes += tensor.bytes.size();
