@@ -69,14 +69,19 @@ TEST_F(Int8LinearTest, EachProductIsTwentyDecibelsAboveItsNoise) {
     Shape(t, k, n);
     for (const bool as_rows : {false, true}) {
       for (const bool per_tensor : {false, true}) {
-        Int8LinearOptions options;
-        options.weight_per_tensor = options.grad_per_tensor = per_tensor;
-        const Result got = Run(options, as_rows);
-        SCOPED_TRACE(testing::Message() << t << " x " << k << " x " << n << (as_rows ? " rows" : "")
-                                        << (per_tensor ? " per tensor" : ""));
-        EXPECT_GT(Snr(got.y, x_.mm(weight_.t())), 20);
-        EXPECT_GT(Snr(got.grad_x, grad_y_.mm(weight_)), 20);
-        EXPECT_GT(Snr(got.grad_weight, grad_y_.t().mm(x_)), 20);
+        for (const bool stochastic : {false, true}) {
+          if (as_rows && stochastic) continue;  // rows that linears share are rounded to nearest
+          Int8LinearOptions options;
+          options.weight_per_tensor = options.grad_per_tensor = options.rows.activations.per_tensor = per_tensor;
+          if (per_tensor) options.rows.max_outliers = 0;
+          options.stochastic_forward = options.stochastic_gradients = stochastic;
+          const Result got = Run(options, as_rows);
+          SCOPED_TRACE(testing::Message() << t << " x " << k << " x " << n << (as_rows ? " rows" : "")
+                                          << (per_tensor ? " per tensor" : "") << (stochastic ? " stochastic" : ""));
+          EXPECT_GT(Snr(got.y, x_.mm(weight_.t())), 20);
+          EXPECT_GT(Snr(got.grad_x, grad_y_.mm(weight_)), 20);
+          EXPECT_GT(Snr(got.grad_weight, grad_y_.t().mm(x_)), 20);
+        }
       }
     }
   }
@@ -126,6 +131,24 @@ TEST_F(Int8LinearTest, AddsTheBiasAsServingDoes) {
                                   context_.stream)
                   .ok());
   EXPECT_EQ(std::vector<float>(got.data_ptr<float>(), got.data_ptr<float>() + got.numel()), want);
+}
+
+// Both operands are rounded stochastically, so the mean tends to the product of the exact values.
+TEST_F(Int8LinearTest, StochasticForwardProductIsRightOnAverage) {
+  Shape(24, 48, 40);
+  constexpr int kDraws = 400;
+  Int8LinearOptions options;
+  options.stochastic_forward = true;
+  const auto mean_snr = [&] {
+    Tensor sum = torch::zeros({24, 40});
+    for (int draw = 0; draw < kDraws; ++draw) sum += Run(options, false, static_cast<std::uint64_t>(draw)).y;
+    return Snr(sum / kDraws, x_.mm(weight_.t()));
+  };
+  EXPECT_FALSE(torch::equal(Run(options, false, 5).y, Run(options, false, 6).y));
+  // The noise of a mean of 400 is 26 dB lower than that of one draw.
+  EXPECT_NEAR(mean_snr() - Snr(Run(options).y, x_.mm(weight_.t())), 26, 3);
+  options.stochastic_forward = false;
+  EXPECT_LT(mean_snr(), 50) << "the nearest codes have the same error in every draw";
 }
 
 TEST_F(Int8LinearTest, StochasticGradientsAreRightOnAverage) {
