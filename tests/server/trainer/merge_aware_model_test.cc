@@ -16,6 +16,7 @@
 #include "server/trainer/torch_bridge.h"
 #include "tests/server/trainer/exact_model_fixture.h"
 #include "tests/support/random.h"
+#include "tests/support/torch_memory.h"
 
 namespace nibble::trainer {
 namespace {
@@ -152,6 +153,35 @@ TEST_F(MergeAwareModelTest, GradientsOfALinearAreThoseOfItsFormulas) {
   near(x.grad(), torch::mm(g64, merged.to(torch::kFloat64)));
   near(weight.lora_b.grad(), torch::mm(g64.t(), torch::mm(read, a.t())) * weight.scaling);
   near(weight.lora_a.grad(), torch::mm(torch::mm(g64, b).t(), read) * weight.scaling);
+}
+
+// The backward pass of a linear needs less memory than one byte an element of the weight.
+TEST_F(MergeAwareModelTest, BackwardMakesNoGradientOfAWeight) {
+  constexpr std::int64_t kSize = 1024, kRank = 4, kTokens = 8;
+  const torch::Tensor codes = torch::zeros({kSize, kSize / 2}, torch::kUInt8),
+                      absmax = torch::ones({kSize * kSize / 64});
+  MergedWeight weight;
+  weight.base = kernels::Nf4Weight{codes.data_ptr<std::uint8_t>(), absmax.data_ptr<float>(), kSize, kSize};
+  weight.scaling = 2.0;
+  weight.lora_a = torch::ones({kRank, kSize}).requires_grad_(true);
+  weight.lora_b = torch::ones({kSize, kRank}).requires_grad_(true);
+  MergeScratch scratch = {torch::empty({kSize * kSize}), torch::empty({kSize * kSize})};
+  weight.Merge(scratch, stream_);
+  const torch::Tensor x = torch::ones({kTokens, kSize}).requires_grad_(true), g = torch::ones({kTokens, kSize});
+  for (const torch::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
+    TrainingContext context;
+    context.stream = stream_;
+    context.scratch = torch::empty({kSize * kSize}, type);
+    const CodedInput input = {x, std::make_shared<CodedRows>(QuantizeRows(x.detach(), {}, context))};
+    const torch::Tensor y = ApplyMergedLinear(input, weight, context);
+    const auto peak = [](const auto& made) {
+      support::TorchMemory memory;
+      made();
+      return memory.peak_bytes();
+    };
+    EXPECT_LT(peak([&] { return torch::autograd::grad({y}, {x, weight.lora_a, weight.lora_b}, {g}); }), kSize * kSize);
+    EXPECT_GE(peak([&] { return torch::mm(g.t(), x.detach()); }), 4 * kSize * kSize) << "the measure counts a gradient";
+  }
 }
 
 TEST_F(MergeAwareModelTest, PassStoppedAnywhereLeavesNothingBehind) {
