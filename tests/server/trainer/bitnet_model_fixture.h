@@ -18,6 +18,7 @@
 #include "server/trainer/adamw.h"
 #include "server/trainer/bitnet_model.h"
 #include "tests/server/model/files.h"
+#include "tests/server/trainer/bf16_parameters.h"
 #include "tests/support/random.h"
 
 namespace nibble::trainer {
@@ -163,16 +164,6 @@ class BitNetModelTest : public ::testing::Test {
   std::vector<float> Values(const std::string& name) {
     const Parameter& parameter = Named(name);
     return {parameter.value.f32().begin(), parameter.value.f32().end()};
-  }
-
-  static std::vector<float> Floats(const TensorRef& tensor) {
-    std::vector<float> floats(static_cast<std::size_t>(tensor.count));
-    const auto read = [&](const auto* elements) {
-      for (std::size_t i = 0; i < floats.size(); ++i) floats[i] = kernels::ToFloat(elements[i]);
-    };
-    tensor.type == ElementType::kF32 ? read(static_cast<const float*>(tensor.data))
-                                     : read(static_cast<const kernels::BF16*>(tensor.data));
-    return floats;
   }
 
   model::TempDirectory directory_;

@@ -14,8 +14,10 @@
 #include "server/model/forward.h"
 #include "server/model/record.h"
 #include "server/trainer/exact_model.h"
+#include "server/trainer/optimizer.h"
 #include "server/trainer/torch_runtime.h"
 #include "tests/server/model/small_models.h"
+#include "tests/server/trainer/bf16_parameters.h"
 #include "tests/server/trainer/finite_differences.h"
 #include "tests/support/cancel_at.h"
 #include "tests/support/random.h"
@@ -62,6 +64,24 @@ class ExactModelTest : public testing::Test {
       all.emplace_back(parameter.grad.f32().begin(), parameter.grad.f32().end());
     }
     return all;
+  }
+  // One step of SGD with the gradients of the batch.
+  void Step(TrainingModel& model, std::int64_t step = 1, std::uint64_t seed = 0) {
+    model.ZeroGrad();
+    ASSERT_TRUE(model.ForwardBackward(Batch(), 0.5, 0).ok());
+    jobs::OptimConfig config;
+    config.optimizer = "sgd";
+    const Optimizer optimizer(config);
+    for (std::size_t i = 0; i < model.parameters().size(); ++i) {
+      const Parameter& parameter = model.parameters()[i];
+      Moments moments = optimizer.MakeMoments(parameter.value.count);
+      ASSERT_TRUE(
+          optimizer
+              .Step(step, 1e-2, parameter.value, parameter.grad, moments, stream_,
+                    {.seed = seed, .tensor = i, .to_nearest = parameter.to_nearest, .one_scale = parameter.one_scale})
+              .ok());
+    }
+    ASSERT_TRUE(model.Refresh().ok());
   }
   // Expects that the gradients of each parameter have about the same direction and length.
   static void ExpectAlike(const std::vector<std::vector<float>>& got, const std::vector<std::vector<float>>& want) {

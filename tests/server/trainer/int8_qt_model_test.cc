@@ -14,7 +14,6 @@
 #include "server/model/stored_tensors.h"
 #include "server/trainer/full_model.h"
 #include "server/trainer/int8_values.h"
-#include "server/trainer/optimizer.h"
 #include "server/trainer/weights_recipe.h"
 #include "tests/server/trainer/exact_model_fixture.h"
 #include "tests/support/numeric.h"
@@ -39,34 +38,9 @@ class Int8QtModelTest : public ExactModelTest {
     const auto loss = model.ForwardBackward(Batch(), 0.5, 0);
     EXPECT_TRUE(loss.ok()) << loss.status();
     std::map<std::string, std::vector<float>> gradients;
-    for (const Parameter& parameter : model.parameters()) {
-      std::vector<float>& gradient = gradients[parameter.name];
-      for (std::int64_t i = 0; i < parameter.grad.count; ++i) {
-        gradient.push_back(parameter.grad.type == ElementType::kF32
-                               ? static_cast<float*>(parameter.grad.data)[i]
-                               : kernels::ToFloat(static_cast<kernels::BF16*>(parameter.grad.data)[i]));
-      }
-    }
+    for (const Parameter& parameter : model.parameters()) gradients[parameter.name] = Floats(parameter.grad);
     return gradients;
   }
-  void Step(TrainingModel& model, std::int64_t step = 1, std::uint64_t seed = 0) {
-    model.ZeroGrad();
-    ASSERT_TRUE(model.ForwardBackward(Batch(), 0.5, 0).ok());
-    jobs::OptimConfig config;
-    config.optimizer = "sgd";
-    const Optimizer optimizer(config);
-    for (std::size_t i = 0; i < model.parameters().size(); ++i) {
-      const Parameter& parameter = model.parameters()[i];
-      Moments moments = optimizer.MakeMoments(parameter.value.count);
-      ASSERT_TRUE(
-          optimizer
-              .Step(step, 1e-2, parameter.value, parameter.grad, moments, stream_,
-                    {.seed = seed, .tensor = i, .to_nearest = parameter.to_nearest, .one_scale = parameter.one_scale})
-              .ok());
-    }
-    ASSERT_TRUE(model.Refresh().ok());
-  }
-
   // The int8 model that the job writes.
   std::string Written(ExactModel& model, int outliers, const std::string& name, bool weight_only = false) {
     const auto written = convert::MakeTrainedModel(
