@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -94,6 +95,11 @@ struct TrainedForm {
   // f32 or bf16: of all tensors. i8: the linears are int8; the others are f32, and the head is written in bf16.
   kernels::DType dtype = kernels::DType::kF32;
 };
+
+// The type of trained values that a spec names "bf16" or "fp32".
+inline kernels::DType FloatType(std::string_view name) {
+  return name == "bf16" ? kernels::DType::kBF16 : kernels::DType::kF32;
+}
 
 // The elements of a trained tensor, or the codes of an int8 linear [N, K] and its scales [N].
 struct TrainedTensor {

@@ -9,9 +9,7 @@ class FullSpec : public Method {
   const char* name() const override { return kMethodFull; }
 
   void Check(const JobSpec& spec, SpecChecker& check) const override {
-    if (spec.full.param_dtype == "bf16" && spec.full.compute_dtype != "bf16") {
-      check.Add("full.param_dtype", "is BF16, wanted F32 with compute_dtype F32, or compute_dtype BF16");
-    }
+    check.WeightType("full.param_dtype", spec.full.param_dtype, spec.full.compute_dtype);
   }
 
   bool MayDifferInStart(std::string_view field) const override { return field == "compute_dtype" || field == "init"; }

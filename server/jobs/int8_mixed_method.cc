@@ -62,14 +62,15 @@ class Int8MixedSpec : public Method {
     if (method.stochastic_gradients && !*method.grad_input && !*method.grad_weight) {
       check.Add("int8_mixed.stochastic_gradients", "is true, wanted false with grad_input and grad_weight false");
     }
+    check.WeightType("int8_mixed.master_dtype", method.master_dtype, method.compute_dtype);
     if (const Exclusion found = ExcludesExactForward(method); *method.exact_forward && found.field != nullptr) {
       check.Add("int8_mixed.exact_forward",
                 StrCat("is true, wanted ", found.field, " ", found.wanted, " with it, or exact_forward false"));
     }
   }
 
-  // The parameters are the same f32 weights for every choice of products.
-  bool MayDifferInStart(std::string_view) const override { return true; }
+  // The parameters are the same weights for every choice of products.
+  bool MayDifferInStart(std::string_view field) const override { return field != "master_dtype"; }
 };
 
 }  // namespace

@@ -104,6 +104,7 @@ struct Int8MixedMethod {
                                              "gate_proj", "up_proj", "down_proj"};
   std::string init = "pretrained";     // pretrained | random (drawn by run.seed)
   std::string compute_dtype = "bf16";  // bf16 | fp32, of the products that stay float
+  std::string master_dtype = "fp32";   // bf16 (rounded stochastically) | fp32
 };
 
 struct Int8QtMethod {

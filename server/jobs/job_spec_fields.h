@@ -159,7 +159,8 @@ struct SpecFields<Int8MixedMethod> {
                  SpecField("stochastic_gradients", &Int8MixedMethod::stochastic_gradients),
                  SpecField("target_modules", &Int8MixedMethod::target_modules),
                  SpecField("init", &Int8MixedMethod::init).OneOf(kInits),
-                 SpecField("compute_dtype", &Int8MixedMethod::compute_dtype).OneOf(kComputeDtypes));
+                 SpecField("compute_dtype", &Int8MixedMethod::compute_dtype).OneOf(kComputeDtypes),
+                 SpecField("master_dtype", &Int8MixedMethod::master_dtype).OneOf(kComputeDtypes));
 };
 
 template <>

@@ -65,6 +65,11 @@ class SpecChecker {
       }
     }
   }
+  // Products in f32 do not read weights in bf16.
+  void WeightType(std::string field, const std::string& dtype, const std::string& compute_dtype) {
+    if (dtype != "bf16" || compute_dtype == "bf16") return;
+    Add(std::move(field), "is BF16, wanted F32 with compute_dtype F32, or compute_dtype BF16");
+  }
   std::vector<FieldViolation> Take() { return std::move(found_); }
 
  private:

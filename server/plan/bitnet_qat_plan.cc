@@ -118,7 +118,7 @@ class BitNetQat : public MethodPlan {
 
   absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files, const CheckpointToPublish& source,
                                                           const kernels::Stream& /*stream*/) const override {
-    const auto dtype = source.spec.bitnet_qat.master_dtype == "bf16" ? kernels::DType::kBF16 : kernels::DType::kF32;
+    const kernels::DType dtype = convert::FloatType(source.spec.bitnet_qat.master_dtype);
     return convert::MakeTrainedCheckpointModel(
         files, source.target.base, TrainedConfig(source.spec, source.target.base.config()),
         {.bitnet = Info(source.spec), .kv_dtype = model::kBitNetFloatType, .dtype = dtype}, source.directory,

@@ -49,8 +49,7 @@ class Full : public FloatMastersPlan {
 
  protected:
   convert::TrainedForm Form(const jobs::JobSpec& spec, const model::Artifact& base) const override {
-    return {.kv_dtype = base.info().kv_dtype,
-            .dtype = spec.full.param_dtype == "bf16" ? kernels::DType::kBF16 : kernels::DType::kF32};
+    return {.kv_dtype = base.info().kv_dtype, .dtype = convert::FloatType(spec.full.param_dtype)};
   }
   std::int64_t TrainedElement(const jobs::JobSpec& spec) const override { return ElementBytes(spec.full.param_dtype); }
 };

@@ -28,26 +28,33 @@ class Int8Mixed : public FloatMastersPlan {
     const ModelSizes sizes(config);
     const jobs::Int8MixedMethod method = jobs::WithPreset(spec.int8_mixed);
     const std::int64_t element = ElementBytes(method.compute_dtype);
+    const std::int64_t master = ElementBytes(method.master_dtype);
     const std::int64_t logits = model::kLossChunk * config.vocab_size;
     const bool forward = method.forward.value();
     const bool grad_input = method.grad_input.value();
     TrainingBytes bytes;
-    // Values and gradients in f32; codes of the linears for the forward product and of their transposes for the input's
-    // gradient; linears rounded to bf16 if one of the two stays float.
-    bytes.weights = sizes.all * 8 + sizes.linears * (int{forward} + int{grad_input});
-    if (element == 2 && !(forward && grad_input)) bytes.weights += sizes.linears * 2;
-    // The embedding and the head as they are served, the head also in panels; else the head rounded to bf16.
-    if (Exact(spec)) {
-      bytes.weights += sizes.heads * sizes.embedding * 2 + sizes.embedding * 2;
-    } else if (element == 2) {
-      bytes.weights += sizes.embedding * 2;
+    // Masters and gradients; codes of the linears for the forward product and of their transposes for the input's
+    // gradient.
+    bytes.weights = sizes.all * 2 * master + sizes.linears * (int{forward} + int{grad_input});
+    if (Exact(spec)) bytes.weights += sizes.embedding * 2;  // the head in panels
+    if (master == 4) {
+      // Rounded to bf16: linears if one of the two products stays float; the embedding and the head as they are served,
+      // else the head.
+      if (element == 2 && !(forward && grad_input)) bytes.weights += sizes.linears * 2;
+      if (Exact(spec)) {
+        bytes.weights += sizes.heads * sizes.embedding * 2;
+      } else if (element == 2) {
+        bytes.weights += sizes.embedding * 2;
+      }
     }
-    // With an exact forward pass, the head as backward products read it, in f32 on a CPU without AVX-512; a gradient of
-    // the largest linear and the codes that are made of it; logits in f32 and rounded; gate, up and the residual stream
-    // in f32 with their gradients, the values and the codes of the largest input; the cached K and V of one layer.
+    // The head as backward products read it, in f32 on a CPU without AVX-512 if it is served in bf16; gradients of head
+    // and embedding; a gradient of the largest linear, also rounded if masters are bf16, and the codes that are made of
+    // it; logits in f32 and rounded; gate, up and the residual stream in f32 with their gradients, the values and the
+    // codes of the largest input; the cached K and V of one layer.
     const std::int64_t token = 8 * config.hidden_size + (12 + 2 * element) * config.ffn_size + 8 * config.kv_size();
-    bytes.workspace = (Exact(spec) ? sizes.embedding * 4 : 0) + sizes.largest * (4 + 2 + element) +
-                      logits * (4 + element) + tokens * token;
+    const std::int64_t linear = 4 + 2 + element + (master == 2 ? 2 : 0);
+    bytes.workspace = (Exact(spec) || master == 2 ? sizes.embedding * 4 : 0) + TableGradientBytes(sizes, master) +
+                      sizes.largest * linear + logits * (4 + element) + tokens * token;
     return bytes;
   }
 
@@ -59,14 +66,20 @@ class Int8Mixed : public FloatMastersPlan {
     const std::int64_t trained = TrainedParameters(spec, config);
     // During conversion: the moments. Until the end: the weights of training without their gradients if they make the
     // record, else the values.
-    return {.stored_element = 4,
+    const std::int64_t master = TrainedElement(spec);
+    return {.stored_element = master,
             .converting = MomentBytes(spec, trained),
-            .kept = Exact(spec) ? weights - trained * 4 : trained * 4};
+            .kept = Exact(spec) ? weights - trained * master : trained * master};
   }
 
  protected:
   convert::TrainedForm Form(const jobs::JobSpec& spec, const model::Artifact& base) const override {
-    return {.kv_dtype = base.info().kv_dtype, .trained_outliers = jobs::TrainedOutliers(spec.int8_mixed)};
+    return {.kv_dtype = base.info().kv_dtype,
+            .trained_outliers = jobs::TrainedOutliers(spec.int8_mixed),
+            .dtype = convert::FloatType(spec.int8_mixed.master_dtype)};
+  }
+  std::int64_t TrainedElement(const jobs::JobSpec& spec) const override {
+    return ElementBytes(spec.int8_mixed.master_dtype);
   }
 
  private:

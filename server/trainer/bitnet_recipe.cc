@@ -46,12 +46,11 @@ class BitNetRecipe : public ExactRecipe {
   }
 
   absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) override {
-    return WriteTrained(
-        model_->Values(),
-        {.bitnet = Info(),
-         .kv_dtype = model::kBitNetFloatType,
-         .dtype = spec_.bitnet_qat.master_dtype == "bf16" ? kernels::DType::kBF16 : kernels::DType::kF32},
-        provenance, directory);
+    return WriteTrained(model_->Values(),
+                        {.bitnet = Info(),
+                         .kv_dtype = model::kBitNetFloatType,
+                         .dtype = convert::FloatType(spec_.bitnet_qat.master_dtype)},
+                        provenance, directory);
   }
 
   model::Format served_format() const override { return model::Format::kTernary; }

@@ -14,12 +14,10 @@ class FullRecipe : public WeightsRecipe {
 
   absl::Status Prepare() {
     NIBBLE_ASSIGN_OR_RETURN(const auto base, OpenBase());
-    const bool bf16_parameters = spec_.full.param_dtype == "bf16";
-    form_ = {.kv_dtype = base->info().kv_dtype,
-             .dtype = bf16_parameters ? kernels::DType::kBF16 : kernels::DType::kF32};
+    form_ = {.kv_dtype = base->info().kv_dtype, .dtype = convert::FloatType(spec_.full.param_dtype)};
     NIBBLE_ASSIGN_OR_RETURN(model_, FullModel::Create(*base,
                                                       {.bf16_compute = spec_.full.compute_dtype == "bf16",
-                                                       .bf16_parameters = bf16_parameters,
+                                                       .bf16_parameters = form_.dtype == kernels::DType::kBF16,
                                                        .activation_checkpointing = spec_.run.activation_checkpointing,
                                                        .random_init = spec_.full.init == "random",
                                                        .init_seed = static_cast<std::uint64_t>(spec_.run.seed),

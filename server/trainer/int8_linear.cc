@@ -53,7 +53,7 @@ Tensor Product(const CodedRows& x, const kernels::PackedInt8Weight& w, const ker
 
 // The weight in `type`, for products that stay float.
 Tensor WeightIn(const Int8Weight& weight, torch::ScalarType type) {
-  return type == torch::kBFloat16 ? weight.rounded : weight.master.detach();
+  return type == torch::kBFloat16 ? weight.rounded : weight.master.detach().to(type);
 }
 
 struct Int8LinearFunction : torch::autograd::Function<Int8LinearFunction> {

@@ -14,12 +14,14 @@ namespace nibble::trainer {
 
 // A master weight and the int8 forms that products read.
 struct Int8Weight {
-  torch::Tensor master;      // [N, K] f32 parameter
-  torch::Tensor bias;        // undefined, or [N] f32 parameter
+  torch::Tensor master;      // [N, K] f32 or bf16 parameter
+  torch::Tensor bias;        // undefined, or [N] parameter of the same type
   std::uint64_t number = 0;  // of the linear in the model: keeps draws of stochastic rounding apart
   PackedInt8 packed;         // of the master [N, K], for forward products
   PackedInt8 transposed;     // of its transpose [K, N], for the input's gradient
-  torch::Tensor rounded;     // bf16 [N, K], for the products that stay float and multiply bf16; else undefined
+  // bf16 [N, K], for the products that stay float and multiply bf16: the master rounded, or a bf16 master itself; else
+  // undefined.
+  torch::Tensor rounded;
 
   // Makes the forms that the options need; called once per optimizer step. `bf16`: whether products that stay float
   // multiply bf16. Does not make the form of the forward product if the options round that stochastically. Throws the

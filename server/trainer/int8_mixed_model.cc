@@ -72,6 +72,7 @@ absl::StatusOr<std::unique_ptr<ExactModel>> MakeInt8MixedModel(const model::Arti
                         {.random_init = options.random_init,
                          .init_seed = options.init_seed,
                          .bf16_backward = options.bf16_compute,
+                         .bf16_parameters = options.bf16_masters,
                          .activation_checkpointing = options.activation_checkpointing,
                          .max_positions = options.max_positions,
                          .kv_dtype = kernels::DType::kBF16,        // of an int8 model by default

@@ -15,7 +15,8 @@ namespace nibble::trainer {
 struct Int8MixedOptions {
   // The products of all linears. The forward product must run in int8, with a scale per row, rounded to nearest.
   Int8LinearOptions products = {};
-  bool bf16_compute = true;  // of the backward products that stay float
+  bool bf16_compute = true;   // of the backward products that stay float
+  bool bf16_masters = false;  // of all weights, and of their gradients
   bool activation_checkpointing = false;
   bool random_init = false;  // the base gives only the shapes
   std::uint64_t init_seed = 0;

@@ -1,5 +1,5 @@
-// Int8 mixed precision: trains all weights as f32 parameters whose linears multiply in int8. The result is an f32
-// model, served as int8. With an exact forward pass, training computes what the int8 model serves.
+// Int8 mixed precision: trains all weights as f32 or bf16 masters whose linears multiply in int8. The result is a model
+// of that type, served as int8. With an exact forward pass, training computes what the int8 model serves.
 #include <algorithm>
 #include <vector>
 
@@ -41,9 +41,12 @@ class Int8MixedRecipe : public WeightsRecipe {
   absl::Status Prepare() {
     const jobs::Int8MixedMethod method = jobs::WithPreset(spec_.int8_mixed);
     NIBBLE_ASSIGN_OR_RETURN(const auto base, OpenBase());
-    form_ = {.kv_dtype = base->info().kv_dtype, .trained_outliers = jobs::TrainedOutliers(method)};
+    form_ = {.kv_dtype = base->info().kv_dtype,
+             .trained_outliers = jobs::TrainedOutliers(method),
+             .dtype = convert::FloatType(method.master_dtype)};
     const Int8Products products = ProductsOf(method, spec_.run.seed);
     const bool bf16 = method.compute_dtype == "bf16";
+    const bool bf16_masters = form_.dtype == kernels::DType::kBF16;
     const bool random = method.init == "random";
     const auto seed = static_cast<std::uint64_t>(spec_.run.seed);
     if (*method.exact_forward) {
@@ -51,6 +54,7 @@ class Int8MixedRecipe : public WeightsRecipe {
                               MakeInt8MixedModel(*base,
                                                  {.products = products.how,
                                                   .bf16_compute = bf16,
+                                                  .bf16_masters = bf16_masters,
                                                   .activation_checkpointing = spec_.run.activation_checkpointing,
                                                   .random_init = random,
                                                   .init_seed = seed,
@@ -60,6 +64,7 @@ class Int8MixedRecipe : public WeightsRecipe {
     } else {
       NIBBLE_ASSIGN_OR_RETURN(float_, FullModel::Create(*base,
                                                         {.bf16_compute = bf16,
+                                                         .bf16_parameters = bf16_masters,
                                                          .int8 = products,
                                                          .activation_checkpointing = spec_.run.activation_checkpointing,
                                                          .random_init = random,

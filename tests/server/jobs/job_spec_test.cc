@@ -365,7 +365,7 @@ TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
       base::Dump(ToJson(mixed)["int8_mixed"]),
       R"({"preset":"all","act_scale":"per_token","grad_scale":"per_token","stochastic_forward":false,)"
       R"("stochastic_gradients":false,"target_modules":["q_proj","k_proj","v_proj","o_proj","gate_proj","up_proj",)"
-      R"("down_proj"],"init":"pretrained","compute_dtype":"bf16"})");
+      R"("down_proj"],"init":"pretrained","compute_dtype":"bf16","master_dtype":"fp32"})");
   JobSpec quantized;
   quantized.method = kMethodInt8Qt;
   EXPECT_EQ(base::Dump(ToJson(quantized)["int8_qt"]),
@@ -433,6 +433,11 @@ TEST(JobSpecTest, Int8MixedRefusesFieldsThatContradict) {
   EXPECT_EQ(field({.forward = false, .exact_forward = true}), "int8_mixed.exact_forward");
   EXPECT_EQ(field({.exact_forward = true, .stochastic_forward = true}), "int8_mixed.exact_forward");
   EXPECT_EQ(field({.exact_forward = true, .target_modules = {"q_proj"}}), "int8_mixed.exact_forward");
+  EXPECT_EQ(field({.master_dtype = "fp16"}), "int8_mixed.master_dtype");
+  for (const char* preset : {"all", "torchao"}) {
+    EXPECT_EQ(field({.preset = preset, .master_dtype = "bf16"}), "");
+    EXPECT_EQ(field({.preset = preset, .compute_dtype = "fp32", .master_dtype = "bf16"}), "int8_mixed.master_dtype");
+  }
 }
 
 TEST(JobSpecTest, WrongTypesAndUnknownKeysAreNamedByPath) {

@@ -171,6 +171,9 @@ TEST(JobStartTest, WarmStartNeedsTheSameTensorsButNotTheSameRun) {
   JobSpec mixed = warm(SourceSpec(kMethodInt8Mixed));
   mixed.int8_mixed.preset = "switchback";
   EXPECT_TRUE(Start(Job(mixed), Job(SourceSpec(kMethodInt8Mixed))).ok());
+  mixed.int8_mixed.master_dtype = "bf16";
+  EXPECT_EQ(base::ReasonMetadata(Start(Job(mixed), Job(SourceSpec(kMethodInt8Mixed))).status())["field"],
+            "int8_mixed.master_dtype");
   JobSpec qt = warm(SourceSpec(kMethodInt8Qt));
   qt.int8_qt.stochastic_rounding = false;
   EXPECT_TRUE(Start(Job(qt), Job(SourceSpec(kMethodInt8Qt))).ok());

@@ -80,11 +80,13 @@ TEST(DiskPlanTest, CheckpointsOfSmallerValuesAreSmaller) {
   EXPECT_EQ(PlanDisk(floats, config, 2, 0, 100) - PlanDisk(codes, config, 2, 0, 100) - kAll * 4,
             kLinears * 3 - kRows * 4);
   // Masters in bf16: half the bytes in the checkpoint and in the model that is converted.
-  jobs::JobSpec full = DiskSpec(jobs::kMethodFull), half = full;
-  full.full.param_dtype = "f32";
-  half.full.param_dtype = "bf16";
-  full.run.save_every = half.run.save_every = 0;
-  EXPECT_GE(PlanDisk(full, config, 2, 0, 100) - PlanDisk(half, config, 2, 0, 100), kAll * 4);
+  for (const char* method : {jobs::kMethodFull, jobs::kMethodInt8Mixed, jobs::kMethodBitNetQat}) {
+    jobs::JobSpec whole = DiskSpec(method);
+    whole.run.save_every = 0;
+    jobs::JobSpec half = whole;
+    half.full.param_dtype = half.int8_mixed.master_dtype = half.bitnet_qat.master_dtype = "bf16";
+    EXPECT_GE(PlanDisk(whole, config, 2, 0, 100) - PlanDisk(half, config, 2, 0, 100), kAll * 4) << method;
+  }
 }
 
 }  // namespace

@@ -239,6 +239,29 @@ TEST(MemoryPlanTest, MastersInBf16TakeHalfTheMemory) {
   EXPECT_EQ(publishing.kept, bf16.weights - parameters * 2) << "without the gradients";
 }
 
+TEST(MemoryPlanTest, MastersOfInt8MixedInBf16NeedNoRoundedCopies) {
+  const model::ModelConfig config = Qwen3Of600M();
+  const std::int64_t table = config.vocab_size * config.hidden_size;  // embedding and head, which are tied
+  for (const std::string preset : {"all", "switchback", "a8w8-qat"}) {
+    SCOPED_TRACE(preset);
+    jobs::JobSpec spec = Spec(jobs::kMethodInt8Mixed);
+    spec.int8_mixed = {.preset = preset};
+    const std::int64_t parameters = TrainedParameters(spec, config);
+    const TrainingBytes f32 = PlanOf(spec).Training(spec, config, /*base_bytes=*/2, /*tokens=*/64);
+    const PublishingBytes f32_publishing = PlanOf(spec).Publishing(spec, config, 2, f32.weights);
+    spec.int8_mixed.master_dtype = "bf16";
+    const TrainingBytes bf16 = PlanOf(spec).Training(spec, config, 2, 64);
+    // Only the float gradient of the input of a8w8-qat reads linears in bf16.
+    const std::int64_t linears = preset == "a8w8-qat" ? ModelSizes(config).linears * 2 : 0;
+    EXPECT_EQ(f32.weights - bf16.weights, parameters * 4 + table * 2 + linears);
+    EXPECT_GE(bf16.workspace - f32.workspace, TableGradientBytes(ModelSizes(config), 2));
+    const PublishingBytes publishing = PlanOf(spec).Publishing(spec, config, 2, bf16.weights);
+    EXPECT_EQ(f32_publishing.stored_element - publishing.stored_element, 2);
+    const bool exact = preset != "switchback";
+    EXPECT_EQ(publishing.kept, exact ? bf16.weights - parameters * 2 : parameters * 2) << "without the gradients";
+  }
+}
+
 // Gradients of the embedding and the head are added to f32 gradients; bf16 ones get the sum of a micro-batch.
 TEST(MemoryPlanTest, OnlyBf16ParametersNeedTemporaryGradients) {
   const model::ModelConfig config = Qwen3Of600M();

@@ -29,10 +29,13 @@ class Int8MixedModelTest : public ExactModelTest {
     return *std::move(made);
   }
   // The fast form, whose forward pass is not exact: a float model with int8 products in the linears `targets`.
-  std::unique_ptr<FullModel> MakeFast(const Int8LinearOptions& how, std::vector<int> targets = {0, 1, 2, 3, 4, 5, 6}) {
+  std::unique_ptr<FullModel> MakeFast(const Int8LinearOptions& how, std::vector<int> targets = {0, 1, 2, 3, 4, 5, 6},
+                                      bool bf16_compute = false, bool bf16_masters = false) {
     Int8Products products = {.how = how};
     for (const int kind : targets) products.targets[static_cast<std::size_t>(kind)] = true;
-    auto made = FullModel::Create(*base_, {.bf16_compute = false, .int8 = products, .max_positions = 32}, stream_);
+    auto made = FullModel::Create(
+        *base_, {.bf16_compute = bf16_compute, .bf16_parameters = bf16_masters, .int8 = products, .max_positions = 32},
+        stream_);
     EXPECT_TRUE(made.ok()) << made.status();
     return *std::move(made);
   }
@@ -45,20 +48,8 @@ class Int8MixedModelTest : public ExactModelTest {
     const auto loss = model.ForwardBackward(Batch(), 0.5, draw);
     EXPECT_TRUE(loss.ok()) << loss.status();
     PassResult result = {loss.value_or(NAN), {}};
-    for (const Parameter& parameter : model.parameters()) {
-      result.gradients.emplace_back(parameter.grad.f32().begin(), parameter.grad.f32().end());
-    }
+    for (const Parameter& parameter : model.parameters()) result.gradients.push_back(Floats(parameter.grad));
     return result;
-  }
-  // Moves all parameters against their gradients.
-  void Step(TrainingModel& model) {
-    Run(model);
-    for (const Parameter& parameter : model.parameters()) {
-      for (std::size_t i = 0; i < parameter.value.f32().size(); ++i) {
-        parameter.value.f32()[i] -= 1e-2f * parameter.grad.f32()[i];
-      }
-    }
-    ASSERT_TRUE(model.Refresh().ok());
   }
   // The cosine between the gradients of all parameters together.
   static double Cosine(const PassResult& a, const PassResult& b) {
@@ -74,9 +65,11 @@ class Int8MixedModelTest : public ExactModelTest {
 
   // The int8 model that `models convert` makes of the trained weights.
   std::shared_ptr<const model::LoadedModel> Converted(ExactModel& model, int outliers, const std::string& name) {
+    const auto values = model.Values();
     const auto written = convert::MakeTrainedModel(
-        base::RealFileSystem(), base_->config(), {.kv_dtype = base_->info().kv_dtype, .trained_outliers = outliers},
-        TrainedTensors(model.Values()), base_->directory(), base::Json::object(), models_.Path(name));
+        base::RealFileSystem(), base_->config(),
+        {.kv_dtype = base_->info().kv_dtype, .trained_outliers = outliers, .dtype = StoredType(values.front().type)},
+        TrainedTensors(values), base_->directory(), base::Json::object(), models_.Path(name));
     EXPECT_TRUE(written.ok()) << written.status();
     const auto trained = model::Artifact::Open(models_.Path(name));
     const auto made =
@@ -91,16 +84,22 @@ class Int8MixedModelTest : public ExactModelTest {
 };
 
 TEST_F(Int8MixedModelTest, TrainingGivesTheBitsOfTheConvertedModel) {
-  for (const int outliers : {8, 0}) {
-    Int8MixedOptions options;
-    options.products.rows.max_outliers = outliers;
-    const auto model = Make(options);
-    Step(*model);
-    const std::vector<std::string> trained = Training(*model);
-    ASSERT_EQ(trained.size(), Batch().tokens.size());
-    EXPECT_EQ(Serving(model->ServingWeights()), trained);
-    const auto served = Converted(*model, outliers, "trained-" + std::to_string(outliers));
-    EXPECT_EQ(Serving(served->weights()), trained);
+  for (const bool bf16_masters : {false, true}) {
+    for (const int outliers : {8, 0}) {
+      SCOPED_TRACE(testing::Message() << outliers << (bf16_masters ? ", bf16 masters" : ""));
+      Int8MixedOptions options = {.bf16_masters = bf16_masters};
+      options.products.rows.max_outliers = outliers;
+      const auto model = Make(options);
+      const std::vector<std::string> untrained = Training(*model);
+      Step(*model);
+      const std::vector<std::string> trained = Training(*model);
+      ASSERT_EQ(trained.size(), Batch().tokens.size());
+      EXPECT_NE(trained, untrained);
+      EXPECT_EQ(Serving(model->ServingWeights()), trained);
+      const auto served =
+          Converted(*model, outliers, "trained-" + std::to_string(outliers) + (bf16_masters ? "-bf16" : ""));
+      EXPECT_EQ(Serving(served->weights()), trained);
+    }
   }
 }
 
@@ -109,12 +108,55 @@ TEST_F(Int8MixedModelTest, EveryFamilyTrainsTheBitsThatItServes) {
   for (const std::string family : {"llama3", "qwen2", "qwen3", "phi3", "bitnet"}) {
     SCOPED_TRACE(family);
     base_ = Open(Import(family));
-    const auto model = Make();
-    EXPECT_EQ(Run(*model).gradients, Run(*Make({.activation_checkpointing = true})).gradients);
-    Step(*model);
-    const auto served = Converted(*model, 8, family + "-trained");
-    EXPECT_EQ(Serving(served->weights()), Training(*model));
+    for (const bool bf16_masters : {false, true}) {
+      const auto model = Make({.bf16_masters = bf16_masters});
+      EXPECT_EQ(Run(*model).gradients,
+                Run(*Make({.bf16_masters = bf16_masters, .activation_checkpointing = true})).gradients);
+      Step(*model);
+      const auto served = Converted(*model, 8, family + (bf16_masters ? "-trained-bf16" : "-trained"));
+      EXPECT_EQ(Serving(served->weights()), Training(*model)) << bf16_masters;
+    }
   }
+}
+
+TEST_F(Int8MixedModelTest, MastersInBf16HaveTheGradientsOfEqualMastersInF32) {
+  for (const std::string family : {"", "qwen2", "qwen3"}) {
+    if (!family.empty()) base_ = Open(Import(family));
+    for (int mask = 0; mask < 8; ++mask) {
+      SCOPED_TRACE(testing::Message() << family << ", products " << mask);
+      Int8MixedOptions options;
+      options.products.forward = (mask & 1) != 0;
+      options.products.grad_input = (mask & 2) != 0;
+      options.products.grad_weight = (mask & 4) != 0;
+      const std::vector<int> targets = {0, 3, 6};  // the others stay float
+      ExpectGradientsOfEqualF32Parameters(*MakeFast(options.products, targets, /*bf16_compute=*/true, true),
+                                          *MakeFast(options.products, targets, true), Batch());
+      if (!options.products.forward) continue;
+      const auto f32 = Make(options);
+      options.bf16_masters = true;
+      ExpectGradientsOfEqualF32Parameters(*Make(options), *f32, Batch());
+    }
+  }
+}
+
+// The draws of the operands depend on neither the type of the masters nor on their step.
+TEST_F(Int8MixedModelTest, MastersInBf16AreRoundedInProductsAsMastersInF32) {
+  Int8LinearOptions how;
+  how.stochastic_forward = how.stochastic_gradients = true;
+  const std::vector<int> all = {0, 1, 2, 3, 4, 5, 6};
+  ExpectGradientsOfEqualF32Parameters(*MakeFast(how, all, /*bf16_compute=*/true, true), *MakeFast(how, all, true),
+                                      Batch(), /*draw=*/5);
+}
+
+TEST_F(Int8MixedModelTest, StoreOfMastersInBf16DependsOnTheSeed) {
+  const auto after_step = [&](std::uint64_t seed) {
+    const auto model = Make({.bf16_masters = true});
+    Step(*model, 1, seed);
+    return Training(*model);
+  };
+  const auto one = after_step(1);
+  EXPECT_EQ(after_step(1), one);
+  EXPECT_NE(after_step(2), one);
 }
 
 TEST_F(Int8MixedModelTest, CheckpointingGivesTheSameBits) {
