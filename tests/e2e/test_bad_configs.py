@@ -76,6 +76,8 @@ CASES = [
     ({"int8_mixed": {"exact_forward": True, "stochastic_forward": True}}, "int8_mixed.exact_forward", "stochastic_forward false"),
     ({"int8_mixed": {"exact_forward": True, "target_modules": ["q_proj"]}}, "int8_mixed.exact_forward", "all seven"),
     ({"int8_mixed": {"target_modules": ["mlp"]}}, "int8_mixed.target_modules", "gate_proj"),
+    ({"int8_mixed": {"compute_dtype": "COMPUTE_DTYPE_F32", "master_dtype": "COMPUTE_DTYPE_BF16"}}, "int8_mixed.master_dtype", "compute_dtype BF16"),
+    ({"int8_mixed": {"master_dtype": 7}}, "int8_mixed.master_dtype", "bf16, f32"),
     ({"int8_qt": {"act_outliers": 17}}, "int8_qt.act_outliers", "0 to 16"),
     ({"int8_qt": {"scale": 3}}, "int8_qt.scale", "channel, tensor"),
     ({"int8_qt": {"init": 5}}, "int8_qt.init", "pretrained, random"),

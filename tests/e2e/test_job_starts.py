@@ -55,7 +55,8 @@ def digest(server, model):
 # and must continue too.
 CONTINUED = {"qlora": ("qlora", "small", {"dropout": 0.2}), "merge_aware": ("qlora", "small", {"merge_aware_int8": True}),
              "lora": ("lora", "small", {"dropout": 0.2}), "lora_on_int8": ("lora", "small-int8", {}), "full": ("full", "small", {}),
-             "int8_mixed": ("int8_mixed", "small", {"stochastic_gradients": True}), "int8_qt": ("int8_qt", "small", {}),
+             "int8_mixed": ("int8_mixed", "small", {"stochastic_gradients": True}),
+             "int8_mixed_bf16": ("int8_mixed", "small", {"master_dtype": "COMPUTE_DTYPE_BF16"}), "int8_qt": ("int8_qt", "small", {}),
              "bitnet_qat": ("bitnet_qat", "small", {})}
 
 

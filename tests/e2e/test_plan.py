@@ -210,6 +210,7 @@ def test_plan_is_refused_where_its_job_would_be(shared):
     ("qlora", {}), ("qlora", {"merge_aware_int8": True}), ("qlora", {"use_dora": True}), ("lora", {}),
     ("lora", {"modules_to_save": ["embed_tokens", "norm"]}), ("qlora", {"modules_to_save": ["embed_tokens", "norm"]}),
     ("qlora", {"merge_aware_int8": True, "modules_to_save": ["embed_tokens"]}), ("full", {}), ("int8_mixed", {}), ("int8_qt", {}),
+    ("int8_mixed", {"master_dtype": "COMPUTE_DTYPE_BF16"}), ("int8_mixed", {"master_dtype": "COMPUTE_DTYPE_BF16", "preset": "torchao"}),
     ("int8_qt", {"compute": "INT8_QT_COMPUTE_FLOAT"}), ("bitnet_qat", {}),
     ("bitnet_qat", {"preset": "bitnet-tips", "init": "WEIGHT_INIT_RANDOM"}), ("bitnet_qat", {"preset": "bitnet-2b4t", "init": "WEIGHT_INIT_RANDOM"}),
     ("bitnet_qat", {"master_dtype": "COMPUTE_DTYPE_BF16"}), ("bitnet_qat", {"warmup_lambda": {"steps": 5}}),

@@ -111,7 +111,11 @@ INT8_MIXED = [
     {"forward": False}, {"act_scale": "ACTIVATION_SCALE_PER_TENSOR"}, {"grad_scale": "ACTIVATION_SCALE_PER_TENSOR"},
     {"stochastic_gradients": True}, {"stochastic_forward": True}, {"target_modules": ["q_proj", "down_proj"]},
     {"init": "WEIGHT_INIT_RANDOM"}, {"compute_dtype": "COMPUTE_DTYPE_F32"}, {"weight_scale": "INT8_SCALE_TENSOR"},
+    *({"master_dtype": "COMPUTE_DTYPE_BF16", **more} for more in ({}, {"preset": "a8w8-qat", "init": "WEIGHT_INIT_RANDOM"}, {"preset": "switchback"})),
 ]
+# An evaluation of the model as trained, which reads bf16 parameters in float products.
+INT8_MIXED_FAST = [{"int8_mixed": {"master_dtype": "COMPUTE_DTYPE_BF16", "preset": "torchao", "stochastic_gradients": True},
+                    "eval_dataset": "four", "run": {"eval_every": 1}}]
 LORA = [
     {}, {"compute_dtype": "COMPUTE_DTYPE_F32"}, {"target_modules": ["k_proj", "o_proj", "gate_proj"]}, {"use_rslora": True, "r": 1},
     {"r": 64, "alpha": 0.5, "lora_plus_ratio": 16}, {"dropout": 0.3, "seed": 9}, {"use_dora": True},
@@ -128,7 +132,7 @@ INT8_QT = [
 
 
 @pytest.mark.parametrize("changes", QLORA + [{"bitnet_qat": method} for method in BITNET] + FULL +
-                         [{"int8_mixed": method} for method in INT8_MIXED] + [{"int8_qt": method} for method in INT8_QT] +
+                         [{"int8_mixed": method} for method in INT8_MIXED] + INT8_MIXED_FAST + [{"int8_qt": method} for method in INT8_QT] +
                          [{"lora": method} for method in LORA] + LORA_BASES +
                          [{"lora": {"dropout": 0.2}, "run": {"activation_checkpointing": True, "grad_accum": 2}}], ids=json.dumps)
 def test_model_trained_with_every_option_is_converted_and_served(train, changes):
@@ -160,6 +164,7 @@ def test_model_trained_with_every_option_is_converted_and_served(train, changes)
 
 
 @pytest.mark.parametrize("method", [{"qlora": {"merge_aware_int8": True}}, {"int8_mixed": {}}, {"int8_qt": {}},
+                                    {"int8_mixed": {"master_dtype": "COMPUTE_DTYPE_BF16"}},
                                     {"int8_qt": {"compute": "INT8_QT_COMPUTE_FLOAT"}}, {"bitnet_qat": {}}],
                          ids=json.dumps)
 def test_evaluation_as_trained_is_that_of_the_served_model(train, method):
