@@ -258,6 +258,7 @@ absl::Status AttemptSupervisor::Adopt(const StoredJob& job) {
   }
   NIBBLE_ASSIGN_OR_RETURN(const bool adopted, runner_.Adopt(RequestOf(job, live), record.handle));
   if (!adopted) {
+    live.ordered = state_.files.Exists(JoinPath(live.directory, store::kAttemptFile));
     live.memory = nullptr;  // The trainer is gone: models may use its memory before the first Tick.
     base::MutexLock lock(mutex_);
     // If the OOM killer was active in the same control group since the attempt began, it is the likely cause.
@@ -911,7 +912,9 @@ AttemptSupervisor::Decision AttemptSupervisor::DecisionOf(const StoredJob& job, 
     t.attempt_state = "PAUSED";
   } else if (decision.verdict.kind == Kind::kRetry) {
     const bool lost = live.adopted && ended.end.cause == Cause::kUnknown && !finding.outcome.has_value();
-    t.retries = job.retries + 1;
+    // Without an order no trainer ended: the server did. Only if that happens again, the job may be what ends it.
+    const bool excused = lost && !live.ordered && job.lost_in_row == 0;
+    t.retries = job.retries + (excused ? 0 : 1);
     t.to = *t.retries > options_.retry.max_retries ? JobState::kFailed : JobState::kQueued;
     t.attempt_state = lost ? "LOST" : "FAILED";
     t.lost_in_row = lost ? job.lost_in_row + 1 : 0;

@@ -57,6 +57,7 @@ struct LiveAttempt {
   bool unreadable = false;      // the journal is damaged: not read again until the end
   bool warned_damaged = false;  // a warning event reports the damaged journal
   bool adopted = false;         // taken over after a restart: its end may be LOST
+  bool ordered = true;          // its order was written: a trainer may have begun
   absl::Duration last_line;     // time of the last journal line or sign of life
   absl::Duration looked;        // time of the last look for a sign of life
   std::string alive;            // the last sign of life

@@ -121,6 +121,20 @@ TEST_F(RestartTest, AttemptThatDiedWithTheServerIsLostAndRetriedAtOnceFromItsChe
       "state:PLANNING state:QUEUED state:PREPARING state:RUNNING step checkpoint step state:QUEUED state:PREPARING");
 }
 
+TEST_F(RestartTest, FirstAttemptWhoseServerDiedBeforeTheOrderCountsNoRetry) {
+  const std::string id = Submit();
+  for (const std::int64_t retries : {0, 1, 2}) {
+    controller_->Tick();
+    ASSERT_EQ(State(id), kPreparing);
+    machine_.Kill(Trainer(id));
+    std::filesystem::remove(Trainer(id).directory + "/attempt.json");
+    KillAndReopen();
+    controller_->Tick();
+    EXPECT_EQ(controller_->Get(id)->retries, retries);
+    clock_.Advance(absl::Minutes(10));
+  }
+}
+
 TEST_F(RestartTest, BackoffContinuesAcrossRestarts) {
   const std::string id = Submit();
   controller_->Tick();
