@@ -116,7 +116,9 @@ image() {
   NIBBLE_IMAGE_WORK=$root/build/image "$python" -m pytest -q -ra -s --full --no-skips -m image tests/deploy/test_image.py
 }
 # Trainers as Jobs of a real control plane, which the setup builds.
-kubernetes() { "$python" -m pytest -q -ra --no-skips --continue-on-collection-errors tests/kubernetes; }
+kubernetes() {
+  "$python" -m pytest -q -ra --no-skips --continue-on-collection-errors -m "full or not full" tests/kubernetes
+}
 # Benchmarks: the kernels beside the machine's roofs (ternary also beside llama.cpp), attention of packed rows, then the
 # whole program beside llama.cpp, PEFT and torchao. Each fails if a result is wrong. Only attention also fails if it is
 # slow, at ten times its bound. JSON goes beside the logs.

@@ -1,5 +1,6 @@
 """Tests on a real control plane of Kubernetes (tests/support/control_plane.py), which `deploy/setup.sh --kubernetes`
 builds. Without it they are skipped."""
+import contextlib
 import importlib.util
 import os
 import pathlib
@@ -22,9 +23,12 @@ _spec.loader.exec_module(_e2e)
 from e2e_server import BIN, TRAIN, Server, model_directory, text_file, trainers  # noqa: E402, F401 (for tests of tests/e2e)
 from no_skips import pytest_addoption, pytest_make_collect_report, pytest_runtest_makereport  # noqa: E402, F401 (pytest finds them here)
 
-pytest.register_assert_rewrite("test_kill", "test_kubernetes_runner", "control_plane")
+pytest.register_assert_rewrite("test_kill", "test_kubernetes_runner", "test_server_kills", "control_plane")
 import pki  # noqa: E402
 from control_plane import Cluster, ControlPlane  # noqa: E402
+from played_trainer import Recording  # noqa: E402
+from test_server_kills import request as spec_of  # noqa: E402
+from wire import Api  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +52,20 @@ def cluster(plane, tmp_path):
     cluster.stop()
     refusals = {400, 401, 403, 405, 415, 422} - ({403} if cluster.restarted else set())
     assert [request for request in cluster.requests() if request[2] in refusals] == []
+
+
+@pytest.fixture(scope="session")
+def recording(tmp_path_factory, model_directory, text_file):
+    """What a real trainer of the local runner leaves for the spec of test_server_kills.request."""
+    folder = tmp_path_factory.mktemp("recording")
+    server = Server(folder / "state").start()
+    try:
+        server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+        server.run("datasets", "upload", text_file, "--name", "page")
+        with contextlib.closing(Api(server.grpc)) as api:
+            job = api.call("FineTuneService", "CreateJob", spec_of(0))
+        server.run("jobs", "watch", job.name)
+        digest = server.json("models", "get", job.output_model)["digest"]
+        return Recording(folder, server.state / "jobs" / job.name / "attempts/1", server.state / "models" / job.output_model, digest)
+    finally:
+        server.stop()
