@@ -1,5 +1,7 @@
 """Trainers in a queue of a real Kueue. Needs root: Kueue reads certificates from a fixed folder in /etc, which it gets in
 a mount namespace of its own."""
+import contextlib
+import json
 import os
 import subprocess
 import urllib.request
@@ -8,10 +10,14 @@ import pytest
 import yaml
 
 from conftest import TOOLS
-from control_plane import free_ports
+from control_plane import Cluster, free_ports
+from e2e_server import Server
+from played_trainer import Players
 from soon import soon
 from test_kill import check, create
-from test_kubernetes_runner import begin, calm, start  # noqa: F401 (fixtures)
+from test_kubernetes_runner import FLAGS, TEMPLATES, begin, calm, start  # noqa: F401 (fixtures)
+from test_server_kills import request
+from wire import Api
 
 VERSION = "kueue.x-k8s.io/v1beta2"
 BASE = f"/apis/{VERSION}"
@@ -121,3 +127,92 @@ def test_preempted_trainer_resumes_with_the_same_bits_and_no_counted_retry(start
     check(server, job, calm, "out")
     assert server.json("jobs", "get", job).get("retries", 0) == 0
     assert cluster.created() == [f"nibble-{job}-1", f"nibble-{job}-2"]
+
+
+SHARE = 2  # trainers for which each tenant has quota
+TRAINING_S = 4  # long beside the moment for which a place is empty between two trainers
+
+
+class Tenant:
+    """A namespace with a server and a queue of its own. Its trainers are played."""
+
+    def __init__(self, plane, folder, name, recording, model_directory, text_file):
+        folder.mkdir()
+        self.cluster = Cluster(plane, folder, {})
+        Players(self.cluster, recording, lasts=lambda number: TRAINING_S)
+        flavor = {"name": "default", "resources": [{"name": "cpu", "nominalQuota": str(2 * SHARE)}, {"name": "memory", "nominalQuota": "100Gi"}]}
+        put(plane.api, "clusterqueues", "ClusterQueue", name, spec={
+            "cohortName": "tenants", "namespaceSelector": {}, "preemption": {"reclaimWithinCohort": "Any"},
+            "resourceGroups": [{"coveredResources": ["cpu", "memory"], "flavors": [flavor]}]})
+        put(plane.api, f"namespaces/{self.cluster.name}/localqueues", "LocalQueue", "team", spec={"clusterQueue": name})
+        (folder / "templates.json").write_text(json.dumps(TEMPLATES))
+        flags = {**FLAGS, "kubernetes_queue": "team", "trainer_templates": folder / "templates.json", "max_running_jobs": 4 * SHARE}
+        self.server = Server(folder / "state", *self.cluster.flags, *(word for name, value in flags.items() for word in (f"--{name}", value))).start()
+        self.server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+        self.server.run("datasets", "upload", text_file, "--name", "page")
+        self.jobs = []
+
+    def stop(self):
+        self.server.stop()
+        self.cluster.stop()
+
+    def submit(self, number):
+        with contextlib.closing(Api(self.server.grpc)) as api:
+            self.jobs += [api.call("FineTuneService", "CreateJob", request(len(self.jobs))).name for _ in range(number)]
+
+    def places(self):
+        """Numbers of its admitted Jobs that have not ended, and of its Jobs that wait."""
+        jobs = self.cluster.api.call("GET", self.cluster.job_path)["items"]
+        ended = {"Complete", "Failed", "SuccessCriteriaMet", "FailureTarget"}
+        live = [job for job in jobs if not ended & {one["type"] for one in job["status"].get("conditions", [])} and
+                "deletionTimestamp" not in job["metadata"]]
+        waiting = sum(job["spec"]["suspend"] for job in live)
+        return len(live) - waiting, waiting
+
+    def check(self):
+        with contextlib.closing(Api(self.server.grpc)) as api:
+            for job in self.jobs:
+                got = soon(lambda: (one := api.call("FineTuneService", "GetJob", name=job)).state in (7, 8) and one, seconds=120)
+                assert got.state == 7 and got.retries == 0, got
+
+
+@pytest.fixture
+def tenants(kueue, plane, recording, model_directory, text_file, tmp_path):
+    made = []
+    try:
+        for name in ("first", "second"):
+            made.append(Tenant(plane, tmp_path / name, name, recording, model_directory, text_file))
+        yield made
+    finally:
+        for tenant in made:
+            tenant.stop()
+
+
+def test_two_tenants_share_a_quota_and_borrow_what_the_other_does_not_use(tenants):
+    first, second = tenants
+    first.submit(22)
+    soon(lambda: first.places()[0] == 2 * SHARE, "the first tenant has all places")
+    second.submit(10)
+    soon(lambda: second.places()[0] == SHARE, "the second tenant has its share")
+    shared = []  # places of both, as long as both have waiting Jobs
+
+    def over():
+        places = first.places(), second.places()
+        if not all(waiting for _, waiting in places):
+            return True
+        shared.append([taken for taken, _ in places])
+        return False
+    soon(over, every=0.2)
+    soon(lambda: first.places()[0] == 2 * SHARE, "the first tenant has all places again")
+    for tenant in tenants:
+        tenant.check()
+    taken = [sum(column) for column in zip(*shared)]
+    share = taken[0] / sum(taken)
+    preempted = len(first.cluster.created()) - len(first.jobs)
+    print(f"{len(shared)} looks while both tenants had waiting trainers: on average {taken[0] / len(shared):.2f} places for the first, "
+          f"{taken[1] / len(shared):.2f} for the second, share of the first {share:.2f}; {preempted} of its trainers were preempted")
+    # A place is empty for a moment after each end, which differs between the tenants, but none ever has more than its share,
+    # except that the two are not looked at in the same moment.
+    assert len(shared) >= 10 and 0.4 <= share <= 0.6
+    assert sum(one > SHARE for both in shared for one in both) <= len(shared) // 10
+    assert preempted > 0, "the second tenant took back its share at once"
