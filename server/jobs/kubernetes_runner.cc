@@ -90,6 +90,7 @@ struct Attempt {
   bool lacks_pod = false;    // the Job controller should have created one
   bool stop = false;         // kTerminate was sent
   bool kill = false;         // kKill was sent
+  bool killed = false;       // the pod's deletion was requested with the least grace
   bool deleting = false;     // the Job is deleted at the wish of this server
   bool forgotten = false;    // its end is recorded
   std::string uid = {};      // of the Job
@@ -99,6 +100,8 @@ struct Attempt {
   absl::Duration started = {};                            // monotonic, as all below
   absl::Duration not_before = -absl::InfiniteDuration();  // of the next call
   std::optional<absl::Duration> broken_since = {}, lost_since = {};
+  absl::Duration stopped = {}, grace = {};             // when kTerminate was sent, and the time from it to kKill
+  absl::Duration deleted = -absl::InfiniteDuration();  // when the API server accepted the deletion of the Job
   // Not before: a look for the Job by name, a look for events of the Job, another kill.
   absl::Duration look_for_job_at = {}, look_for_refusals_at = {}, kill_at = {};
 };
@@ -149,8 +152,9 @@ class KubernetesRunner : public Runner {
     base::MutexLock lock(mutex_);
     const auto found = attempts_.find(directory);
     if (found == attempts_.end()) return;
-    found->second.stop = true;
-    if (signal == Signal::kKill) found->second.kill = true;
+    Attempt& attempt = found->second;
+    if (!std::exchange(attempt.stop, true)) attempt.stopped = Now();
+    if (signal == Signal::kKill && !std::exchange(attempt.kill, true)) attempt.grace = Now() - attempt.stopped;
     Wake();
   }
 
@@ -278,7 +282,7 @@ class KubernetesRunner : public Runner {
     attempt.lacks_pod = pods.empty() && (view.phase == View::kPending || view.phase == View::kBroken);
     if (view.phase != View::kBroken && attempt.created) attempt.broken_since.reset();
     attempt.was_lost = attempt.was_lost || view.node_lost;
-    const bool silent = view.phase == View::kTerminating && (view.node_lost || attempt.kill);
+    const bool silent = view.phase == View::kTerminating && (view.node_lost || attempt.killed);
     if (!silent) attempt.lost_since.reset();
     attempt.state.waiting_for.clear();
     switch (view.phase) {
@@ -336,7 +340,7 @@ class KubernetesRunner : public Runner {
   void ObserveTerminating(Attempt& attempt, const ClusterView& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (view.has_begun) attempt.state.phase = State::kRunning;
     // A pod that stays after a kill is on a node that does not answer, whether or not the cluster says so.
-    if (!view.node_lost && !attempt.kill) return;
+    if (!view.node_lost && !attempt.killed) return;
     if (!attempt.lost_since.has_value()) attempt.lost_since = Now();
     const absl::Duration until = *attempt.lost_since + options_.lost_node_timeout;
     if (Now() < until) return WakeAt(until);
@@ -438,6 +442,7 @@ class KubernetesRunner : public Runner {
       if (answer.ok() || gone) {
         one.backoff.Reset();
         one.deleting = true;
+        one.deleted = Now();
       } else {
         Pause(one, answer.status());
       }
@@ -446,7 +451,10 @@ class KubernetesRunner : public Runner {
   }
 
   void Kill(Attempt& attempt, const std::vector<Object>& pods) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (Now() < attempt.kill_at) return WakeAt(attempt.kill_at);
+    // If the API server was away, SIGTERM came later than it was sent. The trainer still has its whole grace.
+    const absl::Duration at = std::max(attempt.kill_at, attempt.deleted + attempt.grace);
+    if (Now() < at) return WakeAt(at);
+    attempt.killed = true;
     for (const Object& pod : pods) {
       attempt.kill_at = Now() + kKillAgain;
       const auto done = [this](Attempt& one, const absl::StatusOr<Json>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

@@ -280,6 +280,21 @@ TEST_F(KubernetesRunnerTest, PodThatStaysAfterAKillIsOnALostNode) {
   EXPECT_TRUE(EndsWith(request, Cause::kNodeLost));
 }
 
+TEST_F(KubernetesRunnerTest, TrainerWhoseStopWasDelayedHasItsWholeGrace) {  // R29
+  const TrainerRequest request = Running();
+  server_.Fail(100'000, RequestKind::kDelete, {.status = 500});
+  const auto stopped = std::chrono::steady_clock::now();
+  runner_->Send(request.directory, Runner::Signal::kTerminate);
+  ASSERT_TRUE(Soon([&] { return NumDeletes() >= 100; }));
+  const auto grace = std::chrono::steady_clock::now() - stopped;
+  runner_->Send(request.directory, Runner::Signal::kKill);
+  EXPECT_THAT(DeleteTarget(), HasSubstr("/jobs/"));
+  const auto deleted = std::chrono::steady_clock::now();
+  server_.ClearFaults();
+  ASSERT_TRUE(Soon([&] { return DeleteTarget().find("/pods/") != std::string::npos; }));
+  EXPECT_GE(std::chrono::steady_clock::now() - deleted, grace);
+}
+
 TEST_F(KubernetesRunnerTest, KillOfAnAttemptWithoutAPodDoesNotHideAStrangersJob) {
   const TrainerRequest request = Request();
   PutJob(request, "elsewhere");
