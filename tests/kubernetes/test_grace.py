@@ -70,8 +70,9 @@ class Stopped:
         self.settled = time.monotonic()
         soon(lambda: self.cluster.jobs() == [] and self.cluster.pods() == [])
         term, graces = self.trainer.stops[0][0], [grace for _, grace in self.trainer.stops]
-        print(f"nibble jobs {' '.join(command)}: SIGTERM {term - self.began:.2f} s after the call, end of the trainer {self.trainer.ended - self.began:.2f} s "
-              f"(exit {self.trainer.process.returncode}), {state} {self.settled - self.began:.2f} s; graces of the pod: {graces}")
+        print(f"nibble jobs {' '.join(command)}: SIGTERM {term - self.began:.2f} s after the call, "
+              f"end of the trainer {self.trainer.ended - self.began:.2f} s (exit {self.trainer.process.returncode}), "
+              f"{state} {self.settled - self.began:.2f} s; graces of the pod: {graces}")
         return self.trainer.ended - self.began
 
 
