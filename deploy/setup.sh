@@ -7,7 +7,7 @@ set -euo pipefail
 
 usage() {
   cat <<'EOF'
-usage: deploy/setup.sh [--cuda auto|on|off] [--tests] [--full] [--peers] [--kubernetes]
+usage: deploy/setup.sh [--cuda auto|on|off] [--tests] [--full] [--peers] [--kubernetes] [--node]
   --cuda auto   install a CUDA toolkit only if there is a GPU (default)
   --cuda on     always install a CUDA toolkit, which can compile the CUDA sources without a GPU
   --cuda off    no CUDA toolkit
@@ -17,6 +17,8 @@ usage: deploy/setup.sh [--cuda auto|on|off] [--tests] [--full] [--peers] [--kube
   --peers       also llama-cpp-python, compiled here (takes minutes)
   --kubernetes  also the control plane of tests/kubernetes: etcd, and programs of Kubernetes and Kueue built with Go
                 (takes tens of minutes and 3 GB for Go's cache)
+  --node        also what --kubernetes installs, and the programs of a real node (tests/node.sh): kubelet and scheduler,
+                built with Go, and containerd, runc and network plugins of Debian
 EOF
 }
 
@@ -26,7 +28,7 @@ venv=$deps/venv
 # shellcheck source=deploy/versions.env
 source "$root/deploy/versions.env"
 
-cuda=auto tests=false full=false peers=false kubernetes=false
+cuda=auto tests=false full=false peers=false kubernetes=false node=false
 while (($#)); do
   case $1 in
     --cuda) [[ $# -ge 2 ]] || { usage >&2; exit 2; }; cuda=$2; shift ;;
@@ -35,6 +37,7 @@ while (($#)); do
     --full) tests=true full=true ;;
     --peers) peers=true ;;
     --kubernetes) kubernetes=true ;;
+    --node) kubernetes=true node=true ;;
     -h | --help) usage; exit 0 ;;
     *) echo "setup: unknown argument '$1'" >&2; usage >&2; exit 2 ;;
   esac
@@ -213,17 +216,19 @@ install_data() {
   done
 }
 
-# extract_program NAME PACKAGE BIN WITHOUT: extracts a program from a package of Debian into the folder BIN, without
-# installing the package. The build needs no such program, so the setup continues without it: WITHOUT says what follows.
+# extract_program NAME PACKAGE BIN WITHOUT [PATH...]: extracts a program from a package of Debian into the folder BIN,
+# without installing the package, from ./usr/bin/NAME or the given paths (patterns of tar). The build needs no such
+# program, so the setup continues without it: WITHOUT says what follows.
 extract_program() {
-  local name=$1 package=$2 bin=$3 without=$4 folder=$3/$1-package sudo=()
+  local name=$1 package=$2 bin=$3 without=$4 folder=$3/$1-package sudo=() paths=("./usr/bin/$1")
+  if (($# > 4)); then paths=("${@:5}"); fi
   if ! command -v apt-get >/dev/null; then
     say "not a Debian system: install $name yourself, else $without"
     return
   fi
   say "$name: extracting it from Debian's package $package"
   rm -rf "$folder"
-  mkdir -p "$folder"
+  mkdir -p "$folder/programs"
   if ! (cd "$folder" && apt-get -qq download "$package") >"$deps/apt.log" 2>&1; then
     ((EUID == 0)) || sudo=(sudo -n)
     if ! "${sudo[@]}" apt-get -qq update >"$deps/apt.log" 2>&1; then
@@ -237,8 +242,8 @@ extract_program() {
       return
     fi
   fi
-  if dpkg-deb --fsys-tarfile "$folder/$package"_*.deb | tar -xC "$folder" "./usr/bin/$name"; then
-    mv "$folder/usr/bin/$name" "$bin/$name"
+  if dpkg-deb --fsys-tarfile "$folder/$package"_*.deb | tar -xC "$folder/programs" --transform 's|.*/||' --wildcards "${paths[@]}"; then
+    mv "$folder/programs"/* "$bin/"
   else
     say "warning: $name: it is not in the package $package; $without"
   fi
@@ -357,15 +362,30 @@ build_kueue() {
   install -m 0644 "$folder"/config/components/crd/bases/*.yaml "$crds/"
 }
 
+# The programs of Debian for a real node. The names of network plugins are general, so they have a folder of their own.
+install_node() {
+  local bin=$deps/kubernetes/bin cni=$deps/kubernetes/cni without="the tests on a real node are skipped"
+  mkdir -p "$bin" "$cni"
+  if [[ -x $bin/containerd && -x $bin/runc && -x $cni/bridge ]]; then
+    say "containerd, runc and network plugins: installed"
+    return
+  fi
+  extract_program containerd containerd "$bin" "$without" ./usr/bin/containerd ./usr/bin/containerd-shim-runc-v2 ./usr/bin/ctr
+  extract_program runc runc "$bin" "$without" ./usr/sbin/runc
+  extract_program bridge containernetworking-plugins "$cni" "$without" "./usr/lib/cni/*"
+}
+
 install_kubernetes() {
   local go go_environment bin=$deps/kubernetes/bin module=$deps/kubernetes/module name missing=()
+  local programs=(kube-controller-manager kube-apiserver)
+  if $node; then programs+=(kube-scheduler kubelet); fi
   mkdir -p "$bin" "$module" "$deps/tools"
   if [[ -x $bin/etcd ]]; then
     say "etcd: installed"
   else
     extract_program etcd etcd-server "$bin" "the tests on a real control plane are skipped"
   fi
-  for name in kube-controller-manager kube-apiserver; do
+  for name in "${programs[@]}"; do
     stamped "tool-$name" "$NIBBLE_KUBERNETES" && [[ -x $bin/$name ]] || missing+=("$name")
   done
   if ((${#missing[@]} == 0)) && stamped tool-kueue "$NIBBLE_KUEUE" && [[ -x $bin/kueue ]]; then
@@ -376,7 +396,7 @@ install_kubernetes() {
   find_go
   go_tool kueue "$NIBBLE_KUEUE" build_kueue
   ((${#missing[@]} > 0)) || return 0
-  make_kubernetes_module "$module" kube-controller-manager kube-apiserver >"$deps/tools/kubernetes.log" 2>&1 ||
+  make_kubernetes_module "$module" "${programs[@]}" >"$deps/tools/kubernetes.log" 2>&1 ||
     { tail -n 20 "$deps/tools/kubernetes.log" >&2; fail "the Go proxy has no $NIBBLE_KUBERNETES; full log: $deps/tools/kubernetes.log"; }
   for name in "${missing[@]}"; do
     go_tool "$name" "$NIBBLE_KUBERNETES" build_kubernetes "$name"
@@ -481,6 +501,7 @@ if $peers; then
   CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) install_wheels peers "$NIBBLE_WHEELS_PEERS" llama_cpp/__init__.py
 fi
 if $kubernetes; then install_kubernetes; fi
+if $node; then install_node; fi
 fetch_crates
 write_paths
 say "done in $SECONDS s"
