@@ -1,9 +1,10 @@
 """Tests on a real control plane of Kubernetes (tests/support/control_plane.py), which `deploy/setup.sh --kubernetes`
-builds. Without it they are skipped."""
+builds. Without it they are skipped. Those on a real node run only by tests/node.sh."""
 import contextlib
 import importlib.util
 import os
 import pathlib
+import shutil
 import sys
 
 import pytest
@@ -20,8 +21,9 @@ _e2e = importlib.util.module_from_spec(_spec)
 sys.modules["e2e_server"] = _e2e
 _spec.loader.exec_module(_e2e)
 
+import no_skips  # noqa: E402 (on the path now)
 from e2e_server import BIN, TRAIN, Server, model_directory, text_file, trainers  # noqa: E402, F401 (for tests of tests/e2e)
-from no_skips import pytest_addoption, pytest_make_collect_report, pytest_runtest_makereport  # noqa: E402, F401 (pytest finds them here)
+from no_skips import pytest_make_collect_report, pytest_runtest_makereport  # noqa: E402, F401 (pytest finds them here)
 
 pytest.register_assert_rewrite("test_kill", "test_kubernetes_runner", "test_server_kills", "control_plane")
 import pki  # noqa: E402
@@ -29,6 +31,28 @@ from control_plane import Cluster, ControlPlane  # noqa: E402
 from played_trainer import Recording  # noqa: E402
 from test_server_kills import request as spec_of  # noqa: E402
 from wire import Api  # noqa: E402
+
+
+def pytest_addoption(parser):
+    parser.addoption("--node", action="store_true", help="also run the tests on a real node, see tests/node.sh")
+    parser.addoption("--images", type=pathlib.Path, help="with --node: folder of the roots `server` and `trainer` of the images")
+    no_skips.pytest_addoption(parser)
+
+
+def pytest_collection_modifyitems(config, items):
+    """The tests on a real node run only on request."""
+    if not config.getoption("--node"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("node")])
+        items[:] = [item for item in items if not item.get_closest_marker("node")]
+
+
+@pytest.fixture(scope="session")
+def helm():
+    own = ROOT / "build/deps/tools/bin/helm"
+    path = str(own) if os.access(own, os.X_OK) else shutil.which("helm")
+    if path is None:
+        pytest.skip("helm: missing; install with deploy/setup.sh --full")
+    return path
 
 
 @pytest.fixture(scope="session")

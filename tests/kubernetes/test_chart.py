@@ -1,6 +1,4 @@
 """The chart's objects on a real API server: fields, values, rights and pod security are what the server accepts."""
-import os
-import shutil
 import subprocess
 import uuid
 
@@ -13,15 +11,6 @@ from soon import soon
 CHART = ROOT / "helm/nibble"
 CASES = [None, *sorted((CHART / "ci").glob("*.yaml"))]  # the defaults, and each file
 OPERATORS = ("monitoring.coreos.com/", "kueue.x-k8s.io/")  # whose types this server does not have
-
-
-@pytest.fixture(scope="session")
-def helm():
-    own = ROOT / "build/deps/tools/bin/helm"
-    path = str(own) if os.access(own, os.X_OK) else shutil.which("helm")
-    if path is None:
-        pytest.skip("helm: missing; install with deploy/setup.sh --full")
-    return path
 
 
 @pytest.fixture

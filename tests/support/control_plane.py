@@ -1,5 +1,5 @@
 """A real control plane of Kubernetes for tests: etcd, API server and controller manager on free ports of 127.0.0.1, as
-processes of this machine. There is no scheduler; nodes are kubelet.py."""
+processes of this machine. There is no scheduler; nodes are kubelet.py. For a real node, see node.py."""
 import json
 import pathlib
 import socket
@@ -15,8 +15,9 @@ from soon import soon
 ADMIN = "token-of-admin"
 # daemonset only because taint-eviction uses its index of the pods of a node. Without node-lifecycle, nodes need not show
 # signs of life.
-CONTROLLERS = ["job", "garbage-collector", "namespace", "serviceaccount", "pod-garbage-collector", "taint-eviction", "daemonset",
-               "ttl-after-finished", "disruption", "resourcequota", "root-ca-certificate-publisher"]
+CONTROLLERS = [f"{name}-controller" for name in (
+    "job", "garbage-collector", "namespace", "serviceaccount", "pod-garbage-collector", "taint-eviction", "daemonset", "ttl-after-finished",
+    "disruption", "resourcequota", "root-ca-certificate-publisher")]
 # Exactly the rights that nibbled needs.
 RULES = [{"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create", "get", "list", "watch", "delete"]},
          {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "delete"]},
@@ -36,16 +37,18 @@ def free_ports(number):
 
 
 class ControlPlane:
-    """`tools`: the folder of the three programs."""
+    """`tools`: the folder of the three programs. Of the API server: `port` (None: a free one), `names` of its certificate,
+    `users`, more lines of its token file, and `flags`, of which the last one wins."""
 
-    def __init__(self, folder, authority, tools):
+    def __init__(self, folder, authority, tools, port=None, names="IP:127.0.0.1", users="", flags=(), controllers=CONTROLLERS):
         self.folder, self.tools, self.authority = pathlib.Path(folder), pathlib.Path(tools), authority
         self.processes = {}
-        etcd, peer, self.port, controller = free_ports(4)
-        certificate, key = authority.issue("apiserver", "IP:127.0.0.1")
+        etcd, peer, free, controller = free_ports(4)
+        self.port = port or free
+        certificate, key = authority.issue("apiserver", names)
         # Keys of the tokens of service accounts.
         account_certificate, account_key = authority.issue("accounts", "DNS:accounts")
-        files = {"tokens.csv": f'{ADMIN},admin,admin,"system:masters"\n', "audit.yaml": yaml.safe_dump(AUDIT),
+        files = {"tokens.csv": f'{ADMIN},admin,admin,"system:masters"\n{users}', "audit.yaml": yaml.safe_dump(AUDIT),
                  "controllers.yaml": yaml.safe_dump(self.kubeconfig())}
         for name, text in files.items():
             (self.folder / name).write_text(text)
@@ -60,20 +63,20 @@ class ControlPlane:
                 "--endpoint-reconciler-type", "none", "--service-cluster-ip-range", "10.96.0.0/24", "--tls-cert-file", certificate,
                 "--tls-private-key-file", key, "--service-account-key-file", account_certificate, "--service-account-signing-key-file",
                 account_key, "--service-account-issuer", "https://kubernetes.default.svc", "--token-auth-file", "tokens.csv",
-                "--authorization-mode", "RBAC", "--audit-policy-file", "audit.yaml", "--audit-log-path", self.audit],
+                "--authorization-mode", "RBAC", "--audit-policy-file", "audit.yaml", "--audit-log-path", self.audit, *flags],
             "kube-controller-manager": [
                 "--kubeconfig", "controllers.yaml", "--service-account-private-key-file", account_key, "--root-ca-file",
                 authority.certificate, "--use-service-account-credentials", "--leader-elect=false", "--bind-address", "127.0.0.1",
-                "--secure-port", controller, "--controllers", ",".join(f"{name}-controller" for name in CONTROLLERS)]}
+                "--secure-port", controller, "--controllers", ",".join(controllers)]}
         self.api = Api(self.port, authority.certificate, ADMIN)
         for name in self.commands:
             self.start(name)
 
-    def kubeconfig(self):
+    def kubeconfig(self, token=ADMIN):
         return {"apiVersion": "v1", "kind": "Config", "current-context": "test",
                 "clusters": [{"name": "test", "cluster": {"server": f"https://127.0.0.1:{self.port}",
                                                           "certificate-authority": str(self.authority.certificate)}}],
-                "users": [{"name": "admin", "user": {"token": ADMIN}}],
+                "users": [{"name": "admin", "user": {"token": token}}],
                 "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}]}
 
     def start(self, name):
