@@ -12,7 +12,9 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <chrono>
 #include <cstdlib>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -113,8 +115,9 @@ struct ApiClient::State {
   asio::awaitable<absl::StatusOr<Endpoints>> LookUp(Call& call, Deadline deadline);
   asio::awaitable<absl::Status> Send(Call& call, const ApiRequest& request);
   asio::awaitable<absl::Status> ReadBody(Call& call);
-  asio::awaitable<absl::Status> Exchange(Call& call, const ApiRequest& request);
-  asio::awaitable<void> Answer(ApiRequest request, Done done);
+  asio::awaitable<absl::Status> Exchange(Call& call, const ApiRequest& request, Deadline deadline);
+  asio::awaitable<void> Answer(ApiRequest request, Done done, Deadline deadline);
+  void StartWaiting();
   asio::awaitable<absl::Status> ReadEvents(Call& call, std::optional<absl::Duration>& retry_after);
   // Passes on the whole lines at the front of `text` and removes them.
   static absl::Status TakeEvents(const Call& call, std::string& text);
@@ -125,6 +128,13 @@ struct ApiClient::State {
   asio::executor_work_guard<asio::io_context::executor_type> guard;
   std::vector<std::unique_ptr<Connection>> idle;  // the last one was used last
   std::set<Call*> calls;
+  struct Waiting {
+    ApiRequest request;
+    Done done;
+    Deadline deadline;
+  };
+  std::deque<Waiting> waiting;   // requests for which there is no place yet
+  std::size_t num_requests = 0;  // in progress
   std::set<std::shared_ptr<asio::steady_timer>> timers;
   bool stopped = false;
   std::thread thread;
@@ -147,6 +157,16 @@ void ApiClient::State::Stop() {
   for (const auto& timer : timers) timer->cancel();
   idle.clear();
   guard.reset();
+  for (Waiting& one : std::exchange(waiting, {})) one.done(absl::CancelledError("the request was cancelled"));
+}
+
+void ApiClient::State::StartWaiting() {
+  while (num_requests < kMaxRequests && !waiting.empty()) {
+    Waiting next = std::move(waiting.front());
+    waiting.pop_front();
+    ++num_requests;
+    asio::co_spawn(io, Answer(std::move(next.request), std::move(next.done), next.deadline), asio::detached);
+  }
 }
 
 asio::awaitable<absl::StatusOr<Endpoints>> ApiClient::State::LookUp(Call& call, Deadline deadline) {
@@ -192,8 +212,11 @@ asio::awaitable<absl::Status> ApiClient::State::ReadBody(Call& call) {
   co_return status;
 }
 
-asio::awaitable<absl::Status> ApiClient::State::Exchange(Call& call, const ApiRequest& request) {
-  const Deadline deadline(request.timeout);
+asio::awaitable<absl::Status> ApiClient::State::Exchange(Call& call, const ApiRequest& request, Deadline deadline) {
+  if (std::chrono::steady_clock::now() >= deadline.at) {
+    co_return absl::DeadlineExceededError(
+        StrCat("a request waited ", absl::FormatDuration(deadline.timeout), " for others to the API server"));
+  }
   absl::Status status;
   const bool kept = !idle.empty();
   if (kept) {
@@ -213,7 +236,7 @@ asio::awaitable<absl::Status> ApiClient::State::Exchange(Call& call, const ApiRe
   co_return status;
 }
 
-asio::awaitable<void> ApiClient::State::Answer(ApiRequest request, Done done) {
+asio::awaitable<void> ApiClient::State::Answer(ApiRequest request, Done done, Deadline deadline) {
   absl::StatusOr<ApiAnswer> answer;
   {
     Call call(io);
@@ -222,7 +245,7 @@ asio::awaitable<void> ApiClient::State::Answer(ApiRequest request, Done done) {
     try {
       // Checked before connecting: without it, no request is sent.
       status = ReadToken(access).status();
-      if (status.ok()) status = co_await Exchange(call, request);
+      if (status.ok()) status = co_await Exchange(call, request, deadline);
       if (call.cancelled) status = absl::CancelledError("the request was cancelled");
       if (status.ok()) {
         answer = AnswerOf(*call.connection);
@@ -236,6 +259,9 @@ asio::awaitable<void> ApiClient::State::Answer(ApiRequest request, Done done) {
     const bool keep = answer.ok() && call.connection->keep_alive() && idle.size() < kMaxIdle && !stopped;
     if (keep) idle.push_back(std::move(call.connection));
   }
+  --num_requests;
+  // Not called here: requests that fail at once would nest as deep as the queue is long.
+  if (!waiting.empty()) Post([this] { StartWaiting(); });
   done(std::move(answer));
 }
 
@@ -310,7 +336,9 @@ const ClusterAccess& ApiClient::access() const { return state_->access; }
 void ApiClient::Request(ApiRequest request, Done done) {
   state_->Post([state = state_.get(), request = std::move(request), done = std::move(done)]() mutable {
     if (state->stopped) return;
-    asio::co_spawn(state->io, state->Answer(std::move(request), std::move(done)), asio::detached);
+    const Deadline deadline(request.timeout);
+    state->waiting.push_back({std::move(request), std::move(done), deadline});
+    state->StartWaiting();
   });
 }
 

@@ -1,5 +1,6 @@
 // The API server of Kubernetes over HTTPS.
 #pragma once
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -17,9 +18,10 @@ enum class Method { kGet, kPost, kDelete };
 
 struct ApiRequest {
   Method method = Method::kGet;
-  std::string target;                          // path and query, percent-encoded
-  std::optional<base::Json> body = {};         // sent as JSON
-  absl::Duration timeout = absl::Seconds(30);  // for the whole exchange, including a new connection and a repetition
+  std::string target;                   // path and query, percent-encoded
+  std::optional<base::Json> body = {};  // sent as JSON
+  // From the call of Request to the answer, including the wait for other requests, a new connection and a repetition.
+  absl::Duration timeout = absl::Seconds(30);
   // The request may reach the server twice. True of every GET, of a POST of an object with a fixed name, and of a
   // DELETE with a precondition. A kept connection may have been closed by the server; only a repeatable request is then
   // sent again, on a new connection.
@@ -53,13 +55,17 @@ struct ApiWatch {
   std::function<void(absl::Status status, std::optional<absl::Duration> retry_after)> on_end;
 };
 
-// Sends requests and reads watches on one thread of its own. All callbacks run on that thread: they must not block or
+// Sends requests and reads watches on one thread of its own. Sends at most kMaxRequests at once; the others wait in the
+// order in which they were asked for. Watches do not count. All callbacks run on that thread: they must not block or
 // throw. They may call every method, and may destroy a Watch, but not the client. Reads the token for each request and
 // the authority's certificates for each new connection. Thread-safe.
 class ApiClient {
   struct Call;  // a request or watch in progress
 
  public:
+  // A thousand jobs that change at once must not open a thousand connections to an API server that others share.
+  static constexpr std::size_t kMaxRequests = 8;
+
   // Errors: Unavailable (no connection, a certificate of another host or authority, a truncated answer);
   // DeadlineExceeded; Cancelled (the client is being destroyed); ResourceExhausted (an answer above 16 MiB); those of
   // ReadToken and ReadAuthority. An answer with an HTTP error is not an error here (StatusOf).
@@ -87,7 +93,7 @@ class ApiClient {
   ApiClient(const ApiClient&) = delete;
   ApiClient& operator=(const ApiClient&) = delete;
 
-  // Calls `done` once.
+  // Calls `done` once, also if the request had to wait and was never sent.
   void Request(ApiRequest request, Done done);
   // Opens a connection of its own, kept until the watch ends.
   std::unique_ptr<Watch> StartWatch(ApiWatch watch);

@@ -15,6 +15,7 @@
 #include "server/data/token_cache.h"
 #include "server/data/token_writer.h"
 #include "server/http/http_server.h"
+#include "server/kube/api_client.h"
 #include "server/model/model_config.h"
 #include "server/model/safetensors.h"
 #include "server/model/text_assets.h"
@@ -93,6 +94,7 @@ TEST(LimitsTest, ConstantsMatchTheTableOfAdr0008) {
   EXPECT_EQ(data::TokenCache::kMaxWriters, 2);
   EXPECT_EQ(registry::UploadTableOptions().max_uploads, 1000);
   EXPECT_EQ(rpc::kMaxDetokenizedIds, 1'048'576);
+  EXPECT_EQ(kube::ApiClient::kMaxRequests, 8u);
   EXPECT_EQ(serve::ModelLoads::kMaxWaiting, 256u);
   EXPECT_EQ(rpc::InferenceService::kMaxLargeTextsOfPrincipal, 16);
   EXPECT_EQ(registry::TextCacheOptions().max_bytes, 32u << 20);

@@ -106,6 +106,7 @@ struct FakeApiServer::State {
   asio::awaitable<void> Serve(asio::ip::tcp::socket socket);
   // False: the connection must be closed.
   asio::awaitable<bool> Answer(Stream& stream, const HttpRequest& request);
+  asio::awaitable<void> AwaitRelease();
   asio::awaitable<bool> AnswerFault(Stream& stream, const ApiFault& fault);
   asio::awaitable<void> AwaitLeaving(Stream& stream, LiveWatch& watch);
   asio::awaitable<void> SendEvents(Stream& stream, const ApiTarget& target, LiveWatch& watch);
@@ -126,8 +127,10 @@ struct FakeApiServer::State {
   asio::ssl::context tls{asio::ssl::context::tls_server};
   asio::ip::tcp::acceptor acceptor{io, {asio::ip::make_address("127.0.0.1"), 0}};
   const std::string port = std::to_string(acceptor.local_endpoint().port());
-  bool away = false;          // the server's thread
-  std::set<Stream*> streams;  // the server's thread
+  bool away = false;                     // the server's thread
+  std::set<Stream*> streams;             // the server's thread
+  bool holds = false;                    // the server's thread, as held
+  std::deque<asio::steady_timer*> held;  // cancelled to answer a request
   mutable base::Mutex mutex;
   FakeApiObjects objects ABSL_GUARDED_BY(mutex);
   std::set<LiveWatch*> watches ABSL_GUARDED_BY(mutex);
@@ -196,12 +199,20 @@ asio::awaitable<bool> FakeApiServer::State::Answer(Stream& stream, const HttpReq
       answer = Apply(kind, target, body);
     }
   }
+  if (holds && kind != RequestKind::kWatch) co_await AwaitRelease();
   if (fault.has_value()) co_return co_await AnswerFault(stream, *fault);
   if (kind == RequestKind::kWatch && answer.status == 200) {
     co_await AnswerWatch(stream, target, watch);
     co_return false;
   }
   co_return co_await Send(stream, answer);
+}
+
+asio::awaitable<void> FakeApiServer::State::AwaitRelease() {
+  asio::steady_timer released(io, std::chrono::hours(1));
+  held.push_back(&released);
+  Error cancelled;
+  co_await released.async_wait(Into(cancelled));
 }
 
 ObjectAnswer FakeApiServer::State::Apply(RequestKind kind, const ApiTarget& target, const Json& body) {
@@ -398,6 +409,25 @@ void FakeApiServer::Fail(int n, RequestKind kind, const ApiFault& fault) {
 void FakeApiServer::ClearFaults() {
   base::MutexLock lock(state_->mutex);
   state_->faults.clear();
+}
+
+void FakeApiServer::Hold() {
+  state_->OnThread([this] { state_->holds = true; });
+}
+
+void FakeApiServer::Release(int n) {
+  state_->OnThread([this, n] {
+    for (int i = 0; i < n && !state_->held.empty(); ++i) {
+      state_->held.front()->cancel();
+      state_->held.pop_front();
+    }
+  });
+}
+
+int FakeApiServer::num_held() {
+  int count = 0;
+  state_->OnThread([&] { count = static_cast<int>(state_->held.size()); });
+  return count;
 }
 
 void FakeApiServer::EndWatches(WatchEnd how) {

@@ -64,6 +64,11 @@ class FakeApiServer {
   void Fail(int n, RequestKind kind, const ApiFault& fault);
   // Forgets faults that have not happened yet.
   void ClearFaults();
+  // From now on, requests other than watches are carried out but get no answer before Release. Call once.
+  void Hold();
+  // Answers the first `n` held requests.
+  void Release(int n);
+  int num_held();
 
   void EndWatches(WatchEnd how);
   void SendBookmark();

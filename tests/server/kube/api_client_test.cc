@@ -8,6 +8,7 @@
 #include <boost/asio/read.hpp>
 #include <boost/asio/write.hpp>
 #include <fstream>
+#include <set>
 #include <thread>
 
 #include "server/base/error.h"
@@ -76,6 +77,92 @@ TEST_F(ApiClientTest, ConcurrentRequestsHaveConnectionsOfTheirOwn) {
   }
   ASSERT_TRUE(statuses.Await(20));
   EXPECT_THAT(statuses.Values(), ::testing::Each(200));
+}
+
+// Requests that differ by their targets.
+class CrowdedApiClientTest : public ApiClientTest {
+ protected:
+  static constexpr int kMax = static_cast<int>(ApiClient::kMaxRequests);
+
+  static std::string Target(int i) { return std::string(kJobs) + "/job-" + std::to_string(i); }
+  void Send(ApiClient& client, int begin, int end, absl::Duration timeout = absl::Minutes(5)) {
+    for (int i = begin; i < end; ++i) {
+      client.Request({.target = Target(i), .timeout = timeout},
+                     [&](const absl::StatusOr<ApiAnswer>& got) { ended_.Add(got.status()); });
+    }
+  }
+  bool Holds(int n) {
+    return testing_support::Soon([&] { return server_.num_held() == n; });
+  }
+  std::set<std::string> Received() const {
+    std::set<std::string> targets;
+    for (const auto& request : server_.requests()) {
+      if (request.kind == RequestKind::kGet) targets.insert(request.target);
+    }
+    return targets;
+  }
+
+  Collected<absl::Status> ended_;
+};
+
+TEST_F(CrowdedApiClientTest, RequestsAboveTheLimitWaitInOrder) {
+  ApiClient client(server_.access());
+  server_.Hold();
+  Send(client, 0, 100);
+  std::set<std::string> wanted;
+  for (int i = 0; i < kMax; ++i) wanted.insert(Target(i));
+  ASSERT_TRUE(Holds(kMax));
+  EXPECT_EQ(Received(), wanted);
+  const auto watch = client.StartWatch({.target = kJobs, .resource_version = "0", .on_event = {}, .on_end = {}});
+  EXPECT_TRUE(testing_support::Soon([&] { return server_.num_watches() == 1; })) << "watches do not wait";
+  for (int i = kMax; i < 100; ++i) {
+    server_.Release(1);
+    wanted.insert(Target(i));
+    ASSERT_TRUE(testing_support::Soon([&] { return server_.CountOf(RequestKind::kGet) == i + 1; }));
+    ASSERT_TRUE(Received() == wanted) << i;
+    ASSERT_TRUE(Holds(kMax));
+  }
+  server_.Release(kMax);
+  ASSERT_TRUE(ended_.Await(100));
+  EXPECT_THAT(ended_.Values(), ::testing::Each(absl::OkStatus()));
+  EXPECT_EQ(server_.num_connections(), kMax + 1) << "with that of the watch";
+}
+
+TEST_F(CrowdedApiClientTest, WaitingRequestEndsAtItsDeadlineAndIsNotSent) {
+  ApiClient client(server_.access());
+  server_.Hold();
+  Send(client, 0, kMax);
+  ASSERT_TRUE(Holds(kMax));
+  Send(client, kMax, kMax + 1, absl::Nanoseconds(1));
+  Send(client, kMax + 1, kMax + 2);
+  server_.Release(1);
+  ASSERT_TRUE(ended_.Await(2));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(ended_.Values()[1])) << ended_.Values()[1];
+  EXPECT_THAT(std::string(ended_.Values()[1].message()), HasSubstr("waited 1ns for others"));
+  ASSERT_TRUE(Holds(kMax)) << "the place is free for the next request";
+  EXPECT_FALSE(Received().contains(Target(kMax)));
+  EXPECT_TRUE(Received().contains(Target(kMax + 1)));
+}
+
+TEST_F(CrowdedApiClientTest, RequestsThatFailAtOnceFreeTheirPlaces) {
+  ClusterAccess access = server_.access();
+  access.token_file = "/nonexistent/token";
+  ApiClient client(access);
+  Send(client, 0, 10'000);
+  ASSERT_TRUE(ended_.Await(10'000));
+  EXPECT_TRUE(absl::IsNotFound(ended_.Values().back())) << ended_.Values().back();
+}
+
+TEST_F(CrowdedApiClientTest, WaitingRequestsEndWithTheClient) {
+  server_.Hold();
+  {
+    ApiClient client(server_.access());
+    Send(client, 0, 100);
+    ASSERT_TRUE(Holds(kMax));
+  }
+  ASSERT_EQ(ended_.Values().size(), 100u);
+  for (const absl::Status& status : ended_.Values()) EXPECT_TRUE(absl::IsCancelled(status)) << status;
+  EXPECT_EQ(server_.CountOf(RequestKind::kGet), kMax);
 }
 
 TEST_F(ApiClientTest, StaleConnectionIsReplacedForARepeatableRequest) {
