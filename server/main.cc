@@ -129,7 +129,8 @@ void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
   cli.add_option("--device", options.device, "auto or cpu");
   cli.add_option("--isa", options.isa, "auto, plain, avx2 or avx512");
   cli.add_option("--import_root", options.import_root, "Directory whose files clients may import by path");
-  cli.add_option("--trainer", options.trainer_path, "Path of nibble-trainer; default: next to this program");
+  cli.add_option("--trainer", options.trainer_path,
+                 "Path of nibble-trainer, with --runner local; default: next to this program");
   AddRunnerFlags(cli, options);
   cli.add_option("--max_waiting_requests", options.engine.max_waiting, "Maximum number of waiting requests per model")
       ->check(CLI::Range(0, 1'000'000));
@@ -201,6 +202,10 @@ int main(int argc, char** argv) {
   AddFlags(cli, options, seconds);
   try {
     cli.parse(argc, argv);
+    if (options.runner == "kubernetes" && !options.trainer_path.empty()) {
+      throw CLI::ValidationError("--trainer",
+                                 "not with --runner kubernetes: trainers are in the images of --trainer_templates");
+    }
   } catch (const CLI::ParseError& error) {
     return UsageError(cli, error);
   }

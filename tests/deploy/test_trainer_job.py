@@ -117,13 +117,12 @@ def test_kueue_quotas_cover_what_trainers_request(helm):
 
 
 def test_nibbled_posts_the_same_job(helm, tmp_path, model_directory, text_file):
-    """With the chart's template, nibbled posts what make_trainer_job returns. As in the server image, there is no program
-    at the path of --trainer."""
+    """With the chart's template, nibbled posts what make_trainer_job returns."""
     template = trainer_job.templates(charts.render(helm, CHART / "ci/jobs.yaml"))
     (tmp_path / "templates.json").write_text(json.dumps(template))
     cluster = Cluster(tmp_path, pki.Authority(tmp_path / "pki"), {"trainer": e2e.BIN / "nibble-trainer"})
     server = e2e.Server(tmp_path / "state", *cluster.flags, "--trainer_templates", tmp_path / "templates.json",
-                        "--kubernetes_server_name", "test-nibble", "--threads", "4", "--trainer", "/usr/local/bin/nibble-trainer").start()
+                        "--kubernetes_server_name", "test-nibble", "--threads", "4").start()
     try:
         server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
         server.run("datasets", "upload", text_file, "--name", "page")

@@ -220,4 +220,5 @@ def test_flags_of_the_runner_are_checked(tmp_path):
     cluster = ["--kubernetes_url", "https://127.0.0.1:1", "--kubernetes_server_name", "here", "--kubernetes_namespace", "ml", "--trainer_templates", tmp_path / "bad.json"]
     assert "no container named" in refusal(*cluster)
     assert "--kubernetes_server_name: wanted" in refusal(*cluster[:2], *cluster[4:])
+    assert "--trainer: not with --runner kubernetes" in refusal(*cluster, "--trainer", BIN / "nibble-trainer")
     assert "https://" in refusal("--kubernetes_url", "http://127.0.0.1:1", *cluster[2:])
