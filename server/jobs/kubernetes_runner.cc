@@ -17,6 +17,7 @@
 #include "server/jobs/attempt_claim.h"
 #include "server/jobs/kubernetes_view.h"
 #include "server/jobs/stray_processes.h"
+#include "server/jobs/trainer_handle.h"
 #include "server/kube/api_client.h"
 #include "server/kube/backoff.h"
 #include "server/kube/fields.h"
@@ -134,8 +135,7 @@ class KubernetesRunner : public Runner {
     // Without an order there never was a Job: the server died before it wrote one.
     if (!Exists(request, store::kAttemptFile)) return false;
     if (!recorded.empty() && !recorded.starts_with(TrainerJobName(request) + "/")) {
-      return absl::FailedPreconditionError(StrCat("the trainer of ", request.directory, " is \"", recorded,
-                                                  "\", not a Job: start nibbled with the --runner that began it"));
+      return HandleOfOtherRunner(request.directory, recorded);
     }
     Add(request, /*adopted=*/true, recorded);
     return true;

@@ -22,6 +22,7 @@
 #include "server/base/strings.h"
 #include "server/jobs/process.h"
 #include "server/jobs/stray_processes.h"
+#include "server/jobs/trainer_handle.h"
 #include "server/store/layout.h"
 
 namespace nibble::jobs {
@@ -90,8 +91,7 @@ class LocalRunner : public Runner {
     const std::string& directory = request.directory;
     NIBBLE_ASSIGN_OR_RETURN(bool held, LockHeld(directory));
     if (!recorded.empty() && recorded.find_first_not_of("0123456789/") != std::string::npos) {
-      return absl::FailedPreconditionError(StrCat("the trainer of ", directory, " is \"", recorded,
-                                                  "\", not a process: start nibbled with the --runner that began it"));
+      return HandleOfOtherRunner(directory, recorded);
     }
     ProcessId id = FromHandle(recorded);
     if (held && id.start_ticks == 0) {
