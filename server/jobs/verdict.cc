@@ -1,5 +1,7 @@
 #include "server/jobs/verdict.h"
 
+#include <utility>
+
 #include "server/base/error.h"
 #include "server/base/strings.h"
 
@@ -19,12 +21,31 @@ Verdict StartVerdict(const absl::Status& failure) {
           damaged || reason == "DISK_FULL" ? reason : "START_FAILED", std::string(failure.message())};
 }
 
+// Why the cluster ended the trainer; without a reason if it did not.
+Verdict DisruptionOf(const TrainerEnd& end) {
+  const auto say = [&](const char* reason, std::string message) -> Verdict {
+    if (!end.detail.empty()) message += StrCat(": ", end.detail);
+    return {Kind::kRetryUncounted, "UNAVAILABLE", reason, std::move(message)};
+  };
+  switch (end.cause) {
+    case Cause::kEvicted: return say("EVICTED", "the trainer's pod was evicted");
+    case Cause::kPreempted: return say("PREEMPTED", "the trainer's quota was given to another job");
+    case Cause::kNodeLost: return say("NODE_LOST", "the trainer's node does not answer");
+    case Cause::kDeleted: return say("TRAINER_DELETED", "the trainer was deleted, but not by this server");
+    default: return {};
+  }
+}
+
 }  // namespace
 
 Verdict Judge(const TrainerEnd& end, const std::optional<Outcome>& outcome) {
   // The outcome is the trainer's last act: if it is complete, it does not matter how the process ended afterwards.
   if (outcome.has_value() && outcome->kind == Outcome::Kind::kOk) return {Kind::kSucceeded, "", "", ""};
-  if (outcome.has_value() && outcome->kind != Outcome::Kind::kFailed) return {Kind::kStopped, "", "", ""};
+  if (outcome.has_value() && outcome->kind != Outcome::Kind::kFailed) {
+    Verdict stopped = DisruptionOf(end);
+    stopped.kind = Kind::kStopped;
+    return stopped;
+  }
 
   TrainerEnd judged = end;
   const bool by_itself = end.cause == Cause::kExited || end.cause == Cause::kSignaled;
@@ -43,12 +64,6 @@ Verdict Judge(const TrainerEnd& end, const std::optional<Outcome>& outcome) {
     verdict.reason = reason;
     verdict.message = std::move(message);
   };
-  // Ended by its cluster: the retry does not count.
-  const auto disrupted = [&](const char* reason, std::string message) {
-    say("UNAVAILABLE", reason, judged.detail.empty() ? std::move(message) : StrCat(message, ": ", judged.detail));
-    verdict.kind = Kind::kRetryUncounted;
-    return verdict;
-  };
   switch (judged.cause) {
     case Cause::kUnknown:
       verdict.kind = Kind::kRetry;
@@ -61,10 +76,10 @@ Verdict Judge(const TrainerEnd& end, const std::optional<Outcome>& outcome) {
       say("RESOURCE_EXHAUSTED", "OUT_OF_MEMORY", "the kernel's OOM killer ended the trainer");
       return verdict;
     case Cause::kNotStarted: return StartVerdict(judged.failure);
-    case Cause::kEvicted: return disrupted("EVICTED", "the trainer's pod was evicted");
-    case Cause::kPreempted: return disrupted("PREEMPTED", "the trainer's quota was given to another job");
-    case Cause::kNodeLost: return disrupted("NODE_LOST", "the trainer's node does not answer");
-    case Cause::kDeleted: return disrupted("TRAINER_DELETED", "the trainer was deleted, but not by this server");
+    case Cause::kEvicted:
+    case Cause::kPreempted:
+    case Cause::kNodeLost:
+    case Cause::kDeleted: return DisruptionOf(judged);  // without an outcome: see `judged`
     case Cause::kSignaled:
       verdict.kind = Kind::kRetry;
       say("INTERNAL", "TRAINER_SIGNAL", StrCat("the trainer was ended by signal ", judged.value));
@@ -78,7 +93,9 @@ Verdict Judge(const TrainerEnd& end, const std::optional<Outcome>& outcome) {
       return verdict;
     case kExitTempFail: verdict.kind = Kind::kRetryUncounted; return verdict;
     case kExitClaimed:
-      return disrupted("ATTEMPT_CLAIMED", "a second pod was started for the attempt, and wrote nothing");
+      verdict.kind = Kind::kRetryUncounted;
+      say("UNAVAILABLE", "ATTEMPT_CLAIMED", "a second pod was started for the attempt, and wrote nothing");
+      return verdict;
     case kExitOk:
       verdict.kind = Kind::kRetry;
       say("INTERNAL", "NO_OUTCOME", "the trainer exited with 0 but left no outcome");

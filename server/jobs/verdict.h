@@ -13,13 +13,13 @@ namespace nibble::jobs {
 struct Verdict {
   enum class Kind {
     kSucceeded,       // the output still has to be verified
-    kStopped,         // it stopped as requested (cancelled, paused or preempted)
+    kStopped,         // it stopped as requested, by this server or by a cluster (then with a reason)
     kFailed,          // not retried
     kRetry,           // retried; the retry counts
     kRetryUncounted,  // retried; does not count, because it was only interrupted
   };
   Kind kind = Kind::kRetry;
-  // kFailed, kRetry: for Job.error and the state event.
+  // For Job.error and the state event; may be "".
   std::string code;    // "INTERNAL"
   std::string reason;  // "TRAINER_SIGNAL"
   std::string message;

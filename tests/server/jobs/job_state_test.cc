@@ -282,7 +282,10 @@ TEST(VerdictTest, EndsCausedByTheClusterDoNotCount) {
     EXPECT_TRUE(verdict.message.ends_with(": low on memory")) << verdict.message;
     // An outcome that the trainer wrote before its end takes precedence.
     EXPECT_EQ(Judge({.cause = cause}, Made(O::kOk, 0)).kind, V::kSucceeded);
-    EXPECT_EQ(Judge({.cause = cause}, Made(O::kPaused, 75)).kind, V::kStopped);
+    const Verdict stopped = Judge({.cause = cause, .detail = "low on memory"}, Made(O::kPaused, 75));
+    EXPECT_EQ(stopped.kind, V::kStopped);
+    EXPECT_EQ(stopped.reason, reason) << "a trainer that saved its state does not hide why it had to";
+    EXPECT_EQ(stopped.message, verdict.message);
     EXPECT_EQ(Judge({.cause = cause}, Made(O::kFailed, 42)).kind, V::kFailed);
   }
 }
