@@ -85,15 +85,16 @@ absl::Status JobsApi::DeleteJob(const std::string& name, const std::string& uid,
   return absl::OkStatus();
 }
 
-absl::Status JobsApi::DeletePod(const std::string& name, const std::string& uid, int grace_period_seconds, Done done) {
+absl::Status JobsApi::DeletePod(const std::string& name, const std::string& uid,
+                                std::optional<int> grace_period_seconds, Done done) {
   NIBBLE_RETURN_IF_ERROR(CheckName(name, "pod"));
   NIBBLE_RETURN_IF_ERROR(CheckName(uid, "uid"));
-  if (grace_period_seconds < 1) {
+  if (grace_period_seconds.has_value() && *grace_period_seconds < 1) {
     return absl::InvalidArgumentError(
-        StrCat("grace_period_seconds: ", grace_period_seconds, ", wanted at least 1: with 0 the processes live on"));
+        StrCat("grace_period_seconds: ", *grace_period_seconds, ", wanted at least 1: with 0 the processes live on"));
   }
   ApiRequest request = Deletion(StrCat(Collection(kCore, "pods"), "/", name), uid);
-  (*request.body)["gracePeriodSeconds"] = grace_period_seconds;
+  if (grace_period_seconds.has_value()) (*request.body)["gracePeriodSeconds"] = *grace_period_seconds;
   Send(std::move(request), std::move(done));
   return absl::OkStatus();
 }

@@ -1,6 +1,7 @@
 // The calls of the API server that running trainers as Jobs needs.
 #pragma once
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -31,9 +32,11 @@ class JobsApi {
   absl::Status GetJob(const std::string& name, Done done);
   // Deletes the Job only if it has this uid. Aborted: it has another; NotFound.
   absl::Status DeleteJob(const std::string& name, const std::string& uid, Propagation propagation, Done done);
-  // Deletes the pod only if it has this uid. Its processes get SIGTERM now, and SIGKILL after the grace period, of at
-  // least one second: with 0 the API server drops the object while the processes live on. Aborted, NotFound: as above.
-  absl::Status DeletePod(const std::string& name, const std::string& uid, int grace_period_seconds, Done done);
+  // Deletes the pod only if it has this uid. Its processes get SIGTERM now, and SIGKILL after the grace period: that of
+  // the pod, or `grace_period_seconds`. The latter must be at least one second: with 0 the API server drops the object
+  // while the processes live on. Aborted, NotFound: as above.
+  absl::Status DeletePod(const std::string& name, const std::string& uid, std::optional<int> grace_period_seconds,
+                         Done done);
   // The EventList of the object with this uid: for example why a Job has no pods.
   absl::Status ListEvents(const std::string& uid, Done done);
 

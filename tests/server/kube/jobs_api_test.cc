@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <future>
+#include <optional>
 
 #include "server/base/error.h"
 #include "tests/server/kube/waiting.h"
@@ -35,7 +36,7 @@ class JobsApiTest : public ::testing::Test {
                [&](JobsApi::Done done) { return api_.DeleteJob(name, uid, Propagation::kForeground, std::move(done)); })
         .status();
   }
-  absl::Status DeletePod(const std::string& name, const std::string& uid, int grace) {
+  absl::Status DeletePod(const std::string& name, const std::string& uid, std::optional<int> grace) {
     return Call([&](JobsApi::Done done) { return api_.DeletePod(name, uid, grace, std::move(done)); }).status();
   }
   absl::StatusOr<base::Json> Events(const std::string& uid) {
@@ -89,6 +90,9 @@ TEST_F(JobsApiTest, PodIsNeverDeletedWithoutAGracePeriod) {
   EXPECT_EQ(server_.requests()[0].target, "/api/v1/namespaces/ml/pods/a");
   EXPECT_EQ(server_.requests()[0].body["gracePeriodSeconds"], 1);
   EXPECT_EQ(server_.requests()[0].body["preconditions"]["uid"], "1-2");
+  server_.Put(pod);
+  EXPECT_TRUE(DeletePod("a", "1-2", std::nullopt).ok());
+  EXPECT_FALSE(server_.requests()[1].body.contains("gracePeriodSeconds")) << "that of the pod";
 }
 
 TEST_F(JobsApiTest, ListsEventsOfOneObject) {
