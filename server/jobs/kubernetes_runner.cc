@@ -14,6 +14,7 @@
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/jobs/attempt.h"
 #include "server/jobs/attempt_claim.h"
 #include "server/jobs/kubernetes_view.h"
 #include "server/jobs/stray_processes.h"
@@ -36,11 +37,11 @@ using State = TrainerState::Phase;
 using View = ClusterView::Phase;
 using Object = kube::ObjectCache::Object;
 
-constexpr absl::Duration kLookForRefusals = absl::Seconds(10);
+constexpr absl::Duration kLookForEvents = absl::Seconds(10);
 constexpr char kMe[] = "nibbled";  // holder of the claims that a server takes
 // The server sends a bookmark about once a minute.
 constexpr absl::Duration kFresh = absl::Seconds(90);
-constexpr absl::Duration kKillAgain = absl::Seconds(5);
+constexpr absl::Duration kDeletePodAgain = absl::Seconds(5);
 // A created Job that the watch has not shown after this time is read by name: it may have been deleted meanwhile.
 constexpr absl::Duration kLookForJob = absl::Seconds(5);
 
@@ -59,18 +60,7 @@ void Trim(Json& object) {
   if (!suspend.is_null()) object["spec"]["suspend"] = suspend;
 }
 
-// The messages of events that say why the Job controller could not create a pod.
-std::vector<std::string> RefusalsIn(const Json& events) {
-  std::vector<std::string> refusals;
-  const auto items = events.find("items");
-  if (items == events.end() || !items->is_array()) return refusals;
-  for (const Json& event : *items) {
-    if (!event.is_object() || event.value("reason", Json()) != "FailedCreate") continue;
-    const Json message = event.value("message", Json());
-    if (message.is_string()) refusals.push_back(message.get<std::string>());
-  }
-  return refusals;
-}
+bool IsLeaving(const Json& object) { return !kube::At(object, {"metadata", "deletionTimestamp"}).is_null(); }
 
 // The request cannot succeed until somebody changes the template or the rights of the server.
 bool IsRefused(const absl::Status& status) {
@@ -81,30 +71,34 @@ struct Attempt {
   TrainerRequest request;
   std::string name;  // of its Job
   kube::Backoff backoff;
-  bool adopted = false;      // started by an earlier server
-  bool posted = false;       // the API server may have the Job: a POST was not refused
-  bool created = false;      // the API server has, or had, the Job
-  bool seen = false;         // the Job was in the cache
-  bool calling = false;      // a call for this attempt is in progress
-  bool has_begun = false;    // a pod has run
-  bool was_lost = false;     // the cluster said that its node does not answer
-  bool lacks_pod = false;    // the Job controller should have created one
-  bool stop = false;         // kTerminate was sent
-  bool kill = false;         // kKill was sent
-  bool killed = false;       // the pod's deletion was requested with the least grace
-  bool deleting = false;     // the Job is deleted at the wish of this server
-  bool forgotten = false;    // its end is recorded
-  std::string uid = {};      // of the Job
-  TrainerState state = {};   // as Poll returns it
-  std::string trouble = {};  // why the Job could not be created so far
-  std::vector<std::string> refusals = {};
-  absl::Duration started = {};                            // monotonic, as all below
+  bool adopted = false;                    // started by an earlier server
+  bool posted = false;                     // the API server may have the Job: a POST was not refused
+  bool created = false;                    // the API server has, or had, the Job
+  bool seen = false;                       // the Job was in the cache
+  bool calling = false;                    // a call for this attempt is in progress
+  bool has_begun = false;                  // a pod has run
+  bool was_lost = false;                   // the cluster said that its node does not answer
+  bool orphaned = false;                   // the Job is gone, and its pod is there
+  bool restarted = false;                  // the Job was started again after the trainer's pod had ended
+  bool stop = false;                       // kTerminate was sent
+  bool kill = false;                       // kKill was sent
+  bool killed = false;                     // the pod's deletion was requested with the least grace
+  bool deleting = false;                   // the Job is deleted at the wish of this server
+  bool forgotten = false;                  // its end is recorded
+  std::string uid = {};                    // of the Job
+  std::string trainer_uid = {};            // of the pod whose trainer holds the attempt; "" while unknown
+  std::string events_of = {};              // UID of the object whose events may say why the trainer waits
+  TrainerState state = {};                 // as Poll returns it
+  std::string trouble = {};                // why the Job could not be created so far
+  std::vector<std::string> refusals = {};  // RefusalsIn events of the Job
+  std::string pod_warning = {};            // WarningIn events of the pod
+  absl::Duration started = {};             // monotonic, as all below
   absl::Duration not_before = -absl::InfiniteDuration();  // of the next call
   std::optional<absl::Duration> broken_since = {}, lost_since = {};
   absl::Duration stopped = {}, grace = {};             // when kTerminate was sent, and the time from it to kKill
   absl::Duration deleted = -absl::InfiniteDuration();  // when the API server accepted the deletion of the Job
-  // Not before: a look for the Job by name, a look for events of the Job, another kill.
-  absl::Duration look_for_job_at = {}, look_for_refusals_at = {}, kill_at = {};
+  // Not before: a look for the Job by name, a look for events, another deletion of a pod.
+  absl::Duration look_for_job_at = {}, look_for_events_at = {}, delete_pod_at = {};
 };
 
 class KubernetesRunner : public Runner {
@@ -154,7 +148,10 @@ class KubernetesRunner : public Runner {
     if (found == attempts_.end()) return;
     Attempt& attempt = found->second;
     if (!std::exchange(attempt.stop, true)) attempt.stopped = Now();
-    if (signal == Signal::kKill && !std::exchange(attempt.kill, true)) attempt.grace = Now() - attempt.stopped;
+    if (signal == Signal::kKill && !std::exchange(attempt.kill, true)) {
+      attempt.grace = Now() - attempt.stopped;
+      attempt.delete_pod_at = {};
+    }
     Wake();
   }
 
@@ -208,9 +205,10 @@ class KubernetesRunner : public Runner {
                     .backoff = kube::Backoff(options_.min_pause, options_.max_pause, seed),
                     .adopted = adopted,
                     .has_begun = adopted && ClaimedByTrainer(request.directory)};
+    if (attempt.has_begun) attempt.trainer_uid = ClaimHolder(request.directory);
     attempt.state.handle = handle;
     attempt.started = Now();
-    attempt.look_for_refusals_at = attempt.started + options_.quiet_start;
+    attempt.look_for_events_at = attempt.started + options_.quiet_start;
     base::MutexLock lock(mutex_);
     attempts_.erase(request.directory);
     attempts_.emplace(request.directory, std::move(attempt));
@@ -271,15 +269,26 @@ class KubernetesRunner : public Runner {
     if (job != nullptr && !attempt.seen) {
       if (!IsOurs(attempt, *job)) return EndBecauseOfStranger(attempt);
       attempt.seen = attempt.created = attempt.posted = true;
+      attempt.look_for_job_at = Now();
       attempt.uid = kube::TextAt(*job, {"metadata", "uid"});
       attempt.state.handle = StrCat(attempt.name, "/", attempt.uid);
     }
-    ClusterObjects objects{
-        .job = job.get(), .refusals = attempt.refusals, .has_begun = attempt.has_begun, .stopping = attempt.stop};
+    ClusterObjects objects{.job = job.get(),
+                           .refusals = attempt.refusals,
+                           .pod_warning = attempt.pod_warning,
+                           .has_begun = attempt.has_begun,
+                           .trainer_uid = attempt.trainer_uid,
+                           .stopping = attempt.stop};
     for (const Object& pod : pods) objects.pods.push_back(pod.get());
     const ClusterView view = ViewOf(objects);
     attempt.has_begun = view.has_begun;
-    attempt.lacks_pod = pods.empty() && (view.phase == View::kPending || view.phase == View::kBroken);
+    attempt.restarted = attempt.restarted || view.is_second;
+    if (attempt.trainer_uid.empty()) attempt.trainer_uid = view.running_uid;
+    if (attempt.events_of != view.events_of) {
+      attempt.events_of = view.events_of;
+      attempt.pod_warning.clear();
+      attempt.look_for_events_at = attempt.started + options_.quiet_start;
+    }
     if (view.phase != View::kBroken && attempt.created) attempt.broken_since.reset();
     attempt.was_lost = attempt.was_lost || view.node_lost;
     const bool silent = view.phase == View::kTerminating && (view.node_lost || attempt.killed);
@@ -288,8 +297,8 @@ class KubernetesRunner : public Runner {
     switch (view.phase) {
       case View::kEnded:
         // The pod of a lost node is gone, but its process may live.
-        if (attempt.was_lost && pods.empty()) return End(attempt, {.cause = Cause::kNodeLost});
-        return End(attempt, view.end);
+        if (attempt.was_lost && (pods.empty() || attempt.restarted)) return End(attempt, {.cause = Cause::kNodeLost});
+        return End(attempt, attempt.orphaned ? EndOfOrphan(view.end) : view.end);
       case View::kRunning: attempt.state.phase = State::kRunning; return;
       case View::kTerminating: return ObserveTerminating(attempt, view);
       case View::kBroken: return ObserveBroken(attempt, absl::FailedPreconditionError(view.message));
@@ -354,6 +363,8 @@ class KubernetesRunner : public Runner {
     const auto deleted = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       if (Now() > fresh_until) return WakeAt(Now() + kLookForJob);
       if (attempt.was_lost) return End(attempt, {.cause = Cause::kNodeLost});
+      if (attempt.restarted)
+        return End(attempt, {.cause = Cause::kPreempted, .detail = RestartedJob(!options_.jobs.queue.empty())});
       if (!attempt.stop) return End(attempt, {.cause = Cause::kDeleted});
       End(attempt, {.cause = Cause::kUnknown, .detail = "this server deleted its Job"});
     };
@@ -372,17 +383,20 @@ class KubernetesRunner : public Runner {
     if (attempt.calling) return;
     if (Now() < attempt.not_before) return WakeAt(attempt.not_before);
     const bool ended = attempt.state.phase == State::kEnded;
-    if (job != nullptr && (attempt.forgotten || attempt.stop) && !attempt.deleting)
+    // The pods of a Job that was started again find the attempt claimed, or wait for a node to do so.
+    if (job != nullptr && (attempt.forgotten || attempt.stop || attempt.restarted) && !attempt.deleting)
       return Delete(attempt, kube::TextAt(*job, {"metadata", "uid"}));
     if (attempt.kill && !ended && !pods.empty()) return Kill(attempt, pods);
     if (ended || attempt.forgotten) return;
+    const bool synced = jobs_->synced() && pods_->synced();
+    if (synced && job == nullptr && !pods.empty() && (attempt.seen || attempt.adopted)) return EndOrphan(attempt, pods);
     if (!attempt.created && !attempt.stop) {
       // An adopted attempt may have a Job that the cache does not show yet.
-      if (!attempt.adopted || (jobs_->synced() && pods_->synced())) Create(attempt);
+      if (!attempt.adopted || synced) Create(attempt);
     } else if (!attempt.seen && attempt.posted) {
       LookForJob(attempt);
-    } else if (attempt.lacks_pod) {
-      LookForRefusals(attempt);
+    } else if (!attempt.events_of.empty()) {
+      LookForEvents(attempt);
     }
   }
 
@@ -428,6 +442,7 @@ class KubernetesRunner : public Runner {
         ObserveBroken(one, absl::FailedPreconditionError(one.trouble));
     };
     attempt.posted = true;
+    attempt.orphaned = false;
     const absl::Status sent = api_.CreateJob(*std::move(job), Then(attempt, done));
     if (sent.ok()) return;
     attempt.calling = false;
@@ -452,40 +467,81 @@ class KubernetesRunner : public Runner {
 
   void Kill(Attempt& attempt, const std::vector<Object>& pods) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     // If the API server was away, SIGTERM came later than it was sent. The trainer still has its whole grace.
-    const absl::Duration at = std::max(attempt.kill_at, attempt.deleted + attempt.grace);
+    const absl::Duration at = attempt.deleted + attempt.grace;
     if (Now() < at) return WakeAt(at);
     attempt.killed = true;
-    for (const Object& pod : pods) {
-      attempt.kill_at = Now() + kKillAgain;
-      const auto done = [this](Attempt& one, const absl::StatusOr<Json>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        if (!answer.ok() && !absl::IsNotFound(answer.status())) Pause(one, answer.status());
-      };
-      return Sent(attempt, api_.DeletePod(kube::TextAt(*pod, {"metadata", "name"}),
-                                          kube::TextAt(*pod, {"metadata", "uid"}), 1, Then(attempt, done)));
-    }
+    DeletePod(attempt, *pods.front(), 1);
   }
 
+  // Without its Job, a pod is in no queue, has no rule for its end, and a kill would be the first that its trainer
+  // hears of a cancel. It gets SIGTERM and its grace period, and the attempt ends with it.
+  void EndOrphan(Attempt& attempt, const std::vector<Object>& pods) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto lives = [](const Object& pod) {
+      const std::string phase = kube::TextAt(*pod, {"status", "phase"});
+      return phase != "Succeeded" && phase != "Failed" && !IsLeaving(*pod);
+    };
+    const auto pod = std::find_if(pods.begin(), pods.end(), lives);
+    if (pod == pods.end()) return;
+    // The watch of pods may be ahead of that of Jobs.
+    if (!attempt.orphaned) return LookForJob(attempt);
+    DeletePod(attempt, **pod, std::nullopt);
+  }
+
+  // The trainer ended because its pod was deleted. One that saved its state did not end for a reason of its own.
+  static TrainerEnd EndOfOrphan(TrainerEnd end) {
+    const bool saved = end.cause == Cause::kExited && end.value == kExitTempFail;
+    if (saved || end.cause == Cause::kDeleted) return {.cause = Cause::kDeleted, .detail = "its Job was deleted"};
+    return end;
+  }
+
+  void DeletePod(Attempt& attempt, const Json& pod, std::optional<int> grace_seconds)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (Now() < attempt.delete_pod_at) return WakeAt(attempt.delete_pod_at);
+    attempt.delete_pod_at = Now() + kDeletePodAgain;
+    const auto done = [this](Attempt& one, const absl::StatusOr<Json>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      if (answer.ok() || absl::IsNotFound(answer.status()) || absl::IsAborted(answer.status())) return;
+      one.delete_pod_at = {};
+      Pause(one, answer.status());
+    };
+    Sent(attempt, api_.DeletePod(kube::TextAt(pod, {"metadata", "name"}), kube::TextAt(pod, {"metadata", "uid"}),
+                                 grace_seconds, Then(attempt, done)));
+  }
+
+  // By its name: whether the Job of a POST exists, or that of a pod still does.
   void LookForJob(Attempt& attempt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (Now() < attempt.look_for_job_at) return WakeAt(attempt.look_for_job_at);
     const auto done = [this](Attempt& one, const absl::StatusOr<Json>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       one.look_for_job_at = Now() + kLookForJob;
-      if (absl::IsNotFound(answer.status()) && one.created) one.seen = true;  // deleted before the watch showed it
-      if (absl::IsNotFound(answer.status()) && !one.created) one.posted = false;
-      if (answer.ok() && !IsOurs(one, *answer)) return EndBecauseOfStranger(one);
-      if (answer.ok()) one.created = true;
+      const bool is_strangers = answer.ok() && !IsOurs(one, *answer);
+      if (one.seen || (one.adopted && !one.posted)) {
+        one.orphaned = is_strangers || absl::IsNotFound(answer.status());
+        if (one.orphaned)
+          base::LogWarning("a trainer's Job is gone and its pod lives, deleting the pod", {{"name", one.name}});
+      } else if (absl::IsNotFound(answer.status())) {
+        if (one.created) one.seen = true;  // deleted before the watch showed it
+        if (!one.created) one.posted = false;
+      } else if (is_strangers) {
+        return EndBecauseOfStranger(one);
+      } else if (answer.ok()) {
+        one.created = true;
+      }
       if (!answer.ok() && !absl::IsNotFound(answer.status())) Pause(one, answer.status());
     };
     Sent(attempt, api_.GetJob(attempt.name, Then(attempt, done)));
   }
 
-  // The Job controller reports only by events that it cannot create a pod.
-  void LookForRefusals(Attempt& attempt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (Now() < attempt.look_for_refusals_at) return WakeAt(attempt.look_for_refusals_at);
-    attempt.look_for_refusals_at = Now() + kLookForRefusals;
-    const auto done = [this](Attempt& one, const absl::StatusOr<Json>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      if (answer.ok()) one.refusals = RefusalsIn(*answer);
+  void LookForEvents(Attempt& attempt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (Now() < attempt.look_for_events_at) return WakeAt(attempt.look_for_events_at);
+    attempt.look_for_events_at = Now() + kLookForEvents;
+    const auto done = [of = attempt.events_of](Attempt& one, const absl::StatusOr<Json>& answer) {
+      if (!answer.ok() || one.events_of != of) return;
+      if (of == one.uid) {
+        one.refusals = RefusalsIn(*answer);
+      } else {
+        one.pod_warning = WarningIn(*answer);
+      }
     };
-    Sent(attempt, api_.ListEvents(attempt.uid, Then(attempt, done)));
+    Sent(attempt, api_.ListEvents(attempt.events_of, Then(attempt, done)));
   }
 
   // The arguments of a call were not as Kubernetes wants them: an object of the cluster has an unexpected name.

@@ -1,26 +1,31 @@
 #include "server/jobs/kubernetes_view.h"
 
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <cstdlib>
+#include <functional>
+#include <initializer_list>
 #include <optional>
 #include <string_view>
 #include <utility>
 
 #include "server/base/strings.h"
 #include "server/jobs/attempt.h"
+#include "server/jobs/kubernetes_job.h"
 #include "server/kube/fields.h"
 
 namespace nibble::jobs {
-
-bool IsQuota(std::string_view refusal) { return refusal.find("exceeded quota") != std::string_view::npos; }
-
-namespace {
 
 using base::Json;
 using base::StrCat;
 using kube::At;
 using kube::TextAt;
+
+bool IsQuota(std::string_view refusal) { return refusal.find("exceeded quota") != std::string_view::npos; }
+
+namespace {
+
 using Cause = TrainerEnd::Cause;
 using Phase = ClusterView::Phase;
 
@@ -30,12 +35,17 @@ std::string ReasonAndMessage(const Json& object) {
   return reason.empty() || message.empty() ? reason + message : StrCat(reason, ": ", message);
 }
 
-// The condition of a Job or pod if it is true.
-const Json* Condition(const Json& object, std::string_view type) {
-  const Json& conditions = At(object, {"status", "conditions"});
-  if (!conditions.is_array()) return nullptr;
-  for (const Json& one : conditions) {
-    if (TextAt(one, {"type"}) == type && TextAt(one, {"status"}) == "True") return &one;
+// The elements of the array at the path; of none if there is none.
+const Json& Elements(const Json& object, std::initializer_list<const char*> path) {
+  static const Json kNone = Json::array();
+  const Json& found = At(object, path);
+  return found.is_array() ? found : kNone;
+}
+
+// The condition of a Job or pod if it has this status.
+const Json* Condition(const Json& object, std::string_view type, std::string_view status = "True") {
+  for (const Json& one : Elements(object, {"status", "conditions"})) {
+    if (TextAt(one, {"type"}) == type && TextAt(one, {"status"}) == status) return &one;
   }
   return nullptr;
 }
@@ -43,9 +53,7 @@ const Json* Condition(const Json& object, std::string_view type) {
 // The state ("waiting", "running" or "terminated") of the pod's trainer; null if it is not in that state.
 const Json& TrainerStatus(const Json& pod, const char* state) {
   static const Json kNull;
-  const Json& statuses = At(pod, {"status", "containerStatuses"});
-  if (!statuses.is_array()) return kNull;
-  for (const Json& one : statuses) {
+  for (const Json& one : Elements(pod, {"status", "containerStatuses"})) {
     if (TextAt(one, {"name"}) == kTrainerContainer) return At(one, {"state", state});
   }
   return kNull;
@@ -94,6 +102,13 @@ TrainerEnd EndOfPod(const Json& pod, bool stopping) {
   const bool by_kubelet = own.cause == Cause::kSignaled && (own.value == SIGTERM || own.value == SIGKILL);
   if (deleted && (by_kubelet || !has_code)) return {.cause = Cause::kDeleted};
   if (has_code) return own;
+  for (const Json& init : Elements(pod, {"status", "initContainerStatuses"})) {
+    const Json& init_code = At(init, {"state", "terminated", "exitCode"});
+    if (!init_code.is_number_integer() || init_code == 0) continue;
+    return {.cause = Cause::kNotStarted,
+            .failure = absl::FailedPreconditionError(
+                StrCat("the init container ", TextAt(init, {"name"}), " ended with exit code ", init_code.get<int>()))};
+  }
   // Evicted by the kubelet before the container began: the pod's own status says why.
   if (TextAt(pod, {"status", "reason"}) == "Evicted") {
     return {.cause = Cause::kEvicted, .detail = TextAt(pod, {"status", "message"})};
@@ -137,8 +152,45 @@ std::string SuspensionOf(const Json& job) {
   return condition == nullptr ? "" : ReasonAndMessage(*condition);
 }
 
+// The init container that holds up the pod; null if none does. They run one after the other, and those that have not
+// had their turn wait as PodInitializing. One that keeps running beside the others comes before them.
+const Json* CurrentInitContainer(const Json& pod) {
+  const Json* current = nullptr;
+  for (const Json& one : Elements(pod, {"status", "initContainerStatuses"})) {
+    const std::string waiting = TextAt(one, {"state", "waiting", "reason"});
+    if (At(one, {"state", "running"}).is_object() || (!waiting.empty() && waiting != "PodInitializing")) current = &one;
+  }
+  return current;
+}
+
+// Of a pod that has not begun.
+void SayWhyItWaits(const Json& pod, const std::string& warning, ClusterView& view) {
+  view.phase = Phase::kPending;
+  if (const Json* unscheduled = Condition(pod, "PodScheduled", "False"); unscheduled != nullptr) {
+    view.message = ReasonAndMessage(*unscheduled);
+    return;
+  }
+  if (const Json* init = CurrentInitContainer(pod); init != nullptr) {
+    const Json& waiting = At(*init, {"state", "waiting"});
+    if (IsBroken(TextAt(waiting, {"reason"}))) view.phase = Phase::kBroken;
+    view.message = StrCat("the init container ", TextAt(*init, {"name"}),
+                          waiting.is_object() ? StrCat(" waits: ", ReasonAndMessage(waiting)) : " runs");
+    return;
+  }
+  const Json& waiting = TrainerStatus(pod, "waiting");
+  view.message = ReasonAndMessage(waiting);
+  if (IsBroken(TextAt(waiting, {"reason"}))) {
+    view.phase = Phase::kBroken;
+  } else if (Condition(pod, "PodScheduled") != nullptr && Condition(pod, "PodReadyToStartContainers") == nullptr) {
+    // The kubelet says only by events which volume it cannot mount.
+    view.events_of = TextAt(pod, {"metadata", "uid"});
+    view.message = "the node prepares the volumes and the network of the pod";
+    if (!warning.empty()) view.message += StrCat(": ", warning);
+  }
+}
+
 // Of a Job with one pod that has not ended.
-ClusterView ViewOfPod(const Json& pod) {
+ClusterView ViewOfPod(const Json& pod, const std::string& warning) {
   ClusterView view;
   view.has_begun = TrainerStatus(pod, "running").is_object();
   if (!At(pod, {"metadata", "deletionTimestamp"}).is_null()) {
@@ -151,32 +203,79 @@ ClusterView ViewOfPod(const Json& pod) {
   }
   if (view.has_begun) {
     view.phase = Phase::kRunning;
+    view.running_uid = TextAt(pod, {"metadata", "uid"});
     return view;
   }
-  const Json& waiting = TrainerStatus(pod, "waiting");
-  view.phase = IsBroken(TextAt(waiting, {"reason"})) ? Phase::kBroken : Phase::kPending;
-  view.message = ReasonAndMessage(waiting);
-  const Json& conditions = At(pod, {"status", "conditions"});
-  for (const Json& one : conditions.is_array() ? conditions : Json::array()) {
-    const bool unscheduled = TextAt(one, {"type"}) == "PodScheduled" && TextAt(one, {"status"}) == "False";
-    if (unscheduled) view.message = ReasonAndMessage(one);
-  }
+  SayWhyItWaits(pod, warning, view);
   return view;
+}
+
+// Whether the pod came after that of the trainer.
+bool IsSecond(const Json& pod, const ClusterObjects& objects) {
+  return !objects.trainer_uid.empty() && TextAt(pod, {"metadata", "uid"}) != objects.trainer_uid;
+}
+
+bool FoundClaim(const TrainerEnd& end) { return end.cause == Cause::kExited && end.value == kExitClaimed; }
+
+// When an event last happened. The API's times are UTC, so their order is that of the texts.
+std::string LastTime(const Json& event) {
+  for (const std::string& time : {TextAt(event, {"lastTimestamp"}), TextAt(event, {"series", "lastObservedTime"}),
+                                  TextAt(event, {"eventTime"})}) {
+    if (!time.empty()) return time;
+  }
+  return TextAt(event, {"metadata", "creationTimestamp"});
+}
+
+// Events for which `wanted` is true, the newest last.
+std::vector<const Json*> InOrder(const Json& events, const std::function<bool(const Json&)>& wanted) {
+  std::vector<const Json*> found;
+  for (const Json& event : Elements(events, {"items"})) {
+    if (wanted(event)) found.push_back(&event);
+  }
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Json* one, const Json* other) { return LastTime(*one) < LastTime(*other); });
+  return found;
 }
 
 }  // namespace
 
+std::vector<std::string> RefusalsIn(const Json& events) {
+  std::vector<std::string> refusals;
+  for (const Json* event : InOrder(events, [](const Json& one) { return TextAt(one, {"reason"}) == "FailedCreate"; })) {
+    refusals.push_back(TextAt(*event, {"message"}));
+  }
+  return refusals;
+}
+
+std::string WarningIn(const Json& events) {
+  const auto warnings = InOrder(events, [](const Json& one) {
+    return TextAt(one, {"type"}) == "Warning" && TextAt(one, {"reason"}) != "FailedScheduling";
+  });
+  return warnings.empty() ? "" : ReasonAndMessage(*warnings.back());
+}
+
+std::string RestartedJob(bool by_kueue) {
+  return StrCat(by_kueue ? "Kueue admitted the Job again" : "the Job was started again",
+                " after the trainer's pod had ended, and the new pod writes nothing");
+}
+
 ClusterView ViewOf(const ClusterObjects& objects) {
   const Json* ended_pod = nullptr;
+  const Json* lives = nullptr;
   for (const Json* pod : objects.pods) {
-    if (!HasEnded(*pod)) {  // While a pod lives, nothing else counts.
-      ClusterView view = ViewOfPod(*pod);
-      view.has_begun = view.has_begun || objects.has_begun;
-      return view;
+    if (!HasEnded(*pod)) {
+      if (lives == nullptr || IsSecond(*lives, objects)) lives = pod;
+      continue;
     }
     // A pod that found the attempt claimed says nothing about the trainer.
-    const bool second = At(TrainerStatus(*pod, "terminated"), {"exitCode"}) == kExitClaimed;
+    const bool second = IsSecond(*pod, objects) || At(TrainerStatus(*pod, "terminated"), {"exitCode"}) == kExitClaimed;
     if (ended_pod == nullptr || !second) ended_pod = pod;
+  }
+  if (lives != nullptr) {  // While a pod lives, nothing else counts.
+    ClusterView view = ViewOfPod(*lives, objects.pod_warning);
+    view.has_begun = view.has_begun || objects.has_begun;
+    view.is_second = IsSecond(*lives, objects);
+    return view;
   }
   ClusterView view;
   view.has_begun = objects.has_begun || ended_pod != nullptr;
@@ -187,6 +286,10 @@ ClusterView ViewOf(const ClusterObjects& objects) {
   const auto ended = [&](TrainerEnd end) {
     view.phase = Phase::kEnded;
     view.end = std::move(end);
+    const bool second = (ended_pod != nullptr && IsSecond(*ended_pod, objects)) || FoundClaim(view.end);
+    if (second && !objects.trainer_uid.empty())
+      view.end = {.cause = Cause::kPreempted,
+                  .detail = RestartedJob(!TextAt(job, {"metadata", "labels", kQueueLabel}).empty())};
     return view;
   };
   if (suspended && view.has_begun) return ended({.cause = Cause::kPreempted, .detail = SuspensionOf(job)});
@@ -200,6 +303,8 @@ ClusterView ViewOf(const ClusterObjects& objects) {
     view.phase = Phase::kSuspended;
     view.message = SuspensionOf(job);
   } else {
+    view.events_of =
+        TextAt(job, {"metadata", "uid"});  // the Job controller says only there that it cannot create a pod
     if (!objects.refusals.empty()) view.message = objects.refusals.back();
     view.phase = view.message.empty() || IsQuota(view.message) ? Phase::kPending : Phase::kBroken;
   }

@@ -22,11 +22,22 @@ struct ClusterView {
     kEnded,        // all of its pods have ended
   };
   Phase phase = Phase::kAbsent;
-  std::string message;     // kSuspended, kPending, kBroken, kTerminating: why, for people; may be ""
-  bool has_begun = false;  // a pod has run, or runs
-  bool node_lost = false;  // kTerminating: because its node does not answer
-  TrainerEnd end;          // kEnded
+  std::string message;      // kSuspended, kPending, kBroken, kTerminating: why, for people; may be ""
+  bool has_begun = false;   // a pod has run, or runs
+  bool node_lost = false;   // kTerminating: because its node does not answer
+  bool is_second = false;   // only pods live that came after the trainer's: they find the attempt claimed, and end
+  std::string running_uid;  // kRunning: of the pod
+  std::string events_of;    // kPending, kBroken: UID of the object whose events may say why; "" if none do
+  TrainerEnd end;           // kEnded
 };
+
+// Why an attempt ends whose Job was started again after the trainer's pod had ended, for people.
+std::string RestartedJob(bool by_kueue);
+
+// From an EventList of a Job: why the Job controller could not create a pod, the newest last.
+std::vector<std::string> RefusalsIn(const base::Json& events);
+// From an EventList of a pod: its newest warning, except those of the scheduler; "" if there is none.
+std::string WarningIn(const base::Json& events);
 
 // Whether a refusal says that a ResourceQuota is used up: the trainer waits.
 bool IsQuota(std::string_view refusal);
@@ -34,8 +45,10 @@ bool IsQuota(std::string_view refusal);
 struct ClusterObjects {
   const base::Json* job = nullptr;           // batch/v1 Job; null if there is none
   std::vector<const base::Json*> pods = {};  // of the Job
-  std::vector<std::string> refusals = {};    // messages of events: why the Job controller could not create a pod
+  std::vector<std::string> refusals = {};    // RefusalsIn
+  std::string pod_warning = {};              // WarningIn
   bool has_begun = false;                    // a pod has run, whether or not it is among `pods`
+  std::string trainer_uid = {};              // of the pod whose trainer holds the attempt; "" while unknown
   bool stopping = false;                     // this server deletes the pods
 };
 

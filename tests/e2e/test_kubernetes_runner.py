@@ -210,6 +210,47 @@ def test_preempted_job_is_queued_again_as_a_new_suspended_job(start, cluster, ca
     assert watch.wait(timeout=30) == 0
 
 
+def test_job_admitted_again_while_no_server_ran_is_preempted(start, cluster, calm):  # R30
+    server = start(kubernetes_queue="team")
+    job = create(server, "out")
+    first, second = f"nibble-{job}-1", f"nibble-{job}-2"
+    soon(lambda: cluster.jobs() == [first])
+    cluster.set_suspend(first, False)
+    wait_for_step(server, job, SAVE + 2)
+    server.kill()
+    cluster.set_suspend(first, True)
+    soon(lambda: cluster.pods() == [])
+    cluster.set_suspend(first, False)
+    soon(lambda: [pod["status"]["phase"] for pod in cluster.pods()] == ["Failed"], "the new pod found the attempt claimed")
+    server.start()
+    soon(lambda: cluster.jobs() == [second])
+    cluster.set_suspend(second, False)
+    check(server, job, calm, "out")
+    assert server.json("jobs", "get", job).get("retries", 0) == 0
+    (event,) = [event for event in server.lines("jobs", "watch", job) if event.get("reason") == "PREEMPTED"]
+    assert "Kueue admitted the Job again" in event["message"]
+
+
+@pytest.mark.parametrize("down", [False, True], ids=["seen", "while_no_server_ran"])
+def test_pod_that_outlives_its_job_saves_its_state_and_resumes(on_cluster, calm, down):  # R30
+    server, cluster = on_cluster
+    job = begin(server)
+    trainer = trainer_of(cluster, job)
+    trainer.send_signal(signal.SIGSTOP)  # it must not finish before its pod is deleted
+    if down:
+        server.kill()
+    cluster.delete_job(f"nibble-{job}-1", {"propagationPolicy": "Orphan"})
+    if down:
+        server.start()
+    soon(lambda: ["deletionTimestamp" in pod["metadata"] for pod in cluster.pods()] == [True])
+    trainer.send_signal(signal.SIGCONT)
+    assert trainer.wait(timeout=60) == 75, "it has its grace period"
+    check(server, job, calm, "out")
+    assert server.json("jobs", "get", job).get("retries", 0) == 0
+    assert cluster.created() == [f"nibble-{job}-1", f"nibble-{job}-2"]
+    assert "TRAINER_DELETED" in reasons(server, job)
+
+
 def test_flags_of_the_runner_are_checked(tmp_path):
     def refusal(*flags):
         with pytest.raises(AssertionError) as refused:

@@ -8,15 +8,16 @@ import pytest
 
 from conftest import BIN
 from control_plane import RULES
-from kubelet import ABSENT
+from kubelet import ABSENT, UNMOUNTABLE
 from kubernetes_api import MERGE
 from soon import soon
 from test_kill import check, create, wait_for_own_step
 from test_kubernetes_runner import (  # noqa: F401 (fixtures, and tests that pytest collects here)
     begin, calm, on_cluster, pod_of, reasons, start, trainer_of, test_api_server_that_is_away_stops_nothing,
     test_cancel_ends_the_trainer_and_removes_its_job, test_eviction_resumes_with_the_same_bits_and_no_counted_retry,
-    test_job_has_the_bits_of_the_local_runner_and_is_removed, test_killed_server_leaves_the_trainer_and_the_next_one_adopts_it,
-    test_lost_node_is_fenced_and_its_trainer_ends, test_paused_job_resumes_with_the_same_bits,
+    test_job_admitted_again_while_no_server_ran_is_preempted, test_job_has_the_bits_of_the_local_runner_and_is_removed,
+    test_killed_server_leaves_the_trainer_and_the_next_one_adopts_it, test_lost_node_is_fenced_and_its_trainer_ends,
+    test_paused_job_resumes_with_the_same_bits, test_pod_that_outlives_its_job_saves_its_state_and_resumes,
     test_preempted_job_is_queued_again_as_a_new_suspended_job, test_stopped_server_leaves_the_trainer)
 
 
@@ -83,13 +84,6 @@ def test_trainer_that_the_deletion_of_its_pod_kills_counts_no_retry(on_cluster, 
     assert server.json("jobs", "get", job).get("retries", 0) == 0
 
 
-def test_trainer_without_its_job_continues(on_cluster, calm):
-    server, cluster = on_cluster
-    job = begin(server)
-    cluster.api.call("DELETE", f"{cluster.job_path}/nibble-{job}-1", {"propagationPolicy": "Orphan"})
-    check(server, job, calm, "out", attempts=1)
-
-
 def test_template_that_fits_restricted_pod_security_runs(start, cluster, calm):
     cluster.label({"pod-security.kubernetes.io/enforce": "restricted"})
     server = start(templates({"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}},
@@ -112,6 +106,20 @@ def test_image_that_cannot_be_pulled_fails_with_the_message_of_the_pod(start, cl
     error = json.dumps(failure(server, job))
     assert "START_FAILED" in error and "ErrImagePull: failed to pull" in error
     soon(lambda: cluster.jobs() == [])
+
+
+def test_trainer_whose_volume_cannot_be_mounted_says_so(start, cluster, tmp_path):
+    server = start(templates({"image": UNMOUNTABLE}))
+    job = create(server, "out")
+    watched = tmp_path / "events"
+    with open(watched, "w") as out:
+        watch = subprocess.Popen([BIN / "nibble", "--server", server.grpc, "--json", "jobs", "watch", job], stdout=out, env={})
+    soon(lambda: "FailedMount: no such volume" in watched.read_text())
+    assert '"WAITING_FOR_RESOURCES"' in watched.read_text()
+    assert server.json("jobs", "get", job)["state"] == "PREPARING"
+    server.run("jobs", "cancel", job)
+    watch.wait(timeout=120)
+    assert server.json("jobs", "get", job)["state"] == "CANCELLED"
 
 
 def test_pod_deleted_before_it_began_counts_no_retry(start, cluster):

@@ -174,6 +174,9 @@ class Cluster:
     def jobs(self):
         return sorted(job["metadata"]["name"] for job in self.api.call("GET", self.job_path)["items"])
 
+    def delete_job(self, job, options):
+        self.api.call("DELETE", f"{self.job_path}/{job}", options)
+
     def evict(self, pod):
         self.api.call("POST", f"{self.pod_path}/{pod}/eviction", {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}})
 

@@ -8,6 +8,7 @@ from kubernetes_api import MERGE, STRATEGIC_MERGE, Refused
 from pod_process import PodProcess
 
 ABSENT = "absent.example/image:1"  # an image that the node cannot pull
+UNMOUNTABLE = "unmountable.example/image:1"  # the image of a pod whose volumes the node cannot mount
 
 
 class Kubelet:
@@ -15,13 +16,13 @@ class Kubelet:
 
     def __init__(self, api, namespace, programs, folder):
         self.api, self.programs, self.folder = api, programs, folder
-        self.name, self.collection = f"node-of-{namespace}", f"/api/v1/namespaces/{namespace}/pods"
+        self.namespace, self.name, self.collection = namespace, f"node-of-{namespace}", f"/api/v1/namespaces/{namespace}/pods"
         self.lock = threading.Lock()
         self.running = {}  # PodProcess by UID; stays after the end
         self.ended = {}  # UID: name, of pods whose end is reported
         self.graces = {}  # by UID, of pods that are being deleted
         self.endings = {}  # by UID: (reason of the container's end, more of the pod's status) if not the usual ones
-        self.broken = set()  # UIDs of pods whose image was not pulled
+        self.broken = set()  # UIDs of pods whose image was not pulled, or whose volumes were not mounted
         self.lost = set()  # names of pods of which the API server hears nothing
         self.stopped = False
         self.run = PodProcess  # (programs, spec, uid, log): the container of a pod
@@ -129,6 +130,13 @@ class Kubelet:
             waiting = {"reason": "ErrImagePull", "message": f"failed to pull and unpack image \"{ABSENT}\": not found"}
             self.report(name, uid, "Pending", container, {"waiting": waiting})
             return
+        if container["image"] == UNMOUNTABLE:
+            with self.lock:
+                self.broken.add(uid)
+            self.report(name, uid, "Pending", container, {"waiting": {"reason": "ContainerCreating"}},
+                        {"conditions": [{"type": "PodReadyToStartContainers", "status": "False"}]})
+            self.warn(name, uid, "FailedMount", "no such volume")
+            return
         with self.lock:
             if self.stopped:
                 return
@@ -137,6 +145,12 @@ class Kubelet:
             self.report(name, uid, "Running", container, {"running": {}})
         finally:
             threading.Thread(target=self.await_end, args=(name, uid, process), daemon=True).start()
+
+    def warn(self, name, uid, reason, message):
+        """Creates an event of a pod."""
+        self.api.call("POST", f"/api/v1/namespaces/{self.namespace}/events", {
+            "metadata": {"generateName": f"{name}."}, "type": "Warning", "reason": reason, "message": message,
+            "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": self.namespace, "name": name, "uid": uid}})
 
     def await_end(self, name, uid, process):
         code = process.exit_code()

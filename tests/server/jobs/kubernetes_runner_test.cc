@@ -78,13 +78,14 @@ class KubernetesRunnerTest : public ::testing::Test {
   }
   int NumPosts() const { return server_.CountOf(RequestKind::kCreate); }
   int NumDeletes() const { return server_.CountOf(RequestKind::kDelete); }
-  std::string DeleteTarget() const {
-    std::string target;
+  nibble::testing::ApiServerRequest LastDelete() const {
+    nibble::testing::ApiServerRequest last{};
     for (const auto& request : server_.requests()) {
-      if (request.kind == RequestKind::kDelete) target = request.target;
+      if (request.kind == RequestKind::kDelete) last = request;
     }
-    return target;
+    return last;
   }
+  std::string DeleteTarget() const { return LastDelete().target; }
   // `state`: of the trainer's container.
   void PutPod(const TrainerRequest& request, const std::string& phase, const std::string& state,
               const std::string& conditions = "[]") {
@@ -222,6 +223,7 @@ TEST_F(KubernetesRunnerTest, AdoptedAttemptIsCreatedOnlyIfItNeverBegan) {
 
 TEST_F(KubernetesRunnerTest, StopDeletesTheJobAndAKillLeavesThePodOneSecond) {
   const TrainerRequest request = Running();
+  server_.Fail(1, RequestKind::kDelete, {.status = 200});  // Foreground: the Job stays as long as its pod
   runner_->Send(request.directory, Runner::Signal::kTerminate);
   ASSERT_TRUE(Soon([&] { return NumDeletes() == 1; }));
   EXPECT_THAT(DeleteTarget(), HasSubstr(std::string("/jobs/") + kJob1));
@@ -230,7 +232,8 @@ TEST_F(KubernetesRunnerTest, StopDeletesTheJobAndAKillLeavesThePodOneSecond) {
   runner_->Send(request.directory, Runner::Signal::kKill);
   ASSERT_TRUE(Soon([&] { return NumDeletes() >= 2; }));
   EXPECT_THAT(DeleteTarget(), HasSubstr("/pods/"));
-  EXPECT_EQ(server_.requests().back().body["gracePeriodSeconds"], 1);
+  EXPECT_EQ(LastDelete().body["gracePeriodSeconds"], 1);
+  ASSERT_TRUE(server_.Remove("jobs", kJob1));
   EXPECT_TRUE(EndsWith(request, Cause::kUnknown));
   EXPECT_THAT(Poll(request).end.detail, HasSubstr("this server deleted"));
 }
@@ -256,6 +259,95 @@ TEST_F(KubernetesRunnerTest, DisruptionsHaveTheirCauses) {  // R30
   EXPECT_TRUE(EndsWith(deleted, Cause::kDeleted));
 }
 
+TEST_F(KubernetesRunnerTest, PodThatOutlivesItsJobIsDeletedWithItsOwnGrace) {  // R30
+  const TrainerRequest request = Running();
+  server_.Fail(1, RequestKind::kDelete, {.status = 500});
+  ASSERT_TRUE(server_.Remove("jobs", kJob1));
+  ASSERT_TRUE(Soon([&] { return NumDeletes() == 1; }));
+  EXPECT_EQ(Poll(request).phase, TrainerPhase::kRunning) << "no attempt may begin while the pod is there";
+  EXPECT_TRUE(EndsWith(request, Cause::kDeleted));
+  EXPECT_EQ(NumDeletes(), 2);
+  EXPECT_THAT(DeleteTarget(), HasSubstr(std::string("/pods/") + kJob1 + "-0"));
+  EXPECT_FALSE(LastDelete().body.contains("gracePeriodSeconds"));
+}
+
+TEST_F(KubernetesRunnerTest, OrphanThatSavedItsStateWasDeleted) {
+  const TrainerRequest request = Running();
+  server_.Fail(1, RequestKind::kDelete, {.status = 200});  // the pod has its grace period
+  ASSERT_TRUE(server_.Remove("jobs", kJob1));
+  ASSERT_TRUE(Soon([&] { return NumDeletes() == 1; }));
+  EXPECT_EQ(Poll(request).phase, TrainerPhase::kRunning);
+  EndPod(request, 75);
+  ASSERT_TRUE(EndsWith(request, Cause::kDeleted));
+  EXPECT_EQ(Poll(request).end.detail, "its Job was deleted");
+  EXPECT_EQ(NumDeletes(), 1);
+}
+
+TEST_F(KubernetesRunnerTest, OrphanFoundByTheNextServerGetsNoSecondJob) {
+  const TrainerRequest request = Running();
+  const std::string handle = Poll(request).handle;
+  runner_.reset();
+  ASSERT_TRUE(server_.Remove("jobs", kJob1));
+  Open();
+  EXPECT_TRUE(*runner_->Adopt(request, handle));
+  EXPECT_TRUE(EndsWith(request, Cause::kDeleted));
+  EXPECT_EQ(NumPosts(), 1);
+  EXPECT_EQ(NumDeletes(), 1);
+}
+
+TEST_F(KubernetesRunnerTest, PodOfAJobThatTheWatchDoesNotShowYetIsNotDeleted) {
+  const TrainerRequest request = Request();
+  RunPod(request);
+  server_.Fail(1, RequestKind::kGet, {.kind = ApiFault::kGarbage});
+  EXPECT_TRUE(*runner_->Adopt(request, ""));
+  ASSERT_TRUE(Soon([&] { return server_.CountOf(RequestKind::kGet) == 1; }));
+  PutJob(request);
+  EXPECT_TRUE(Soon([&] { return !Poll(request).handle.empty(); }));
+  EXPECT_EQ(Poll(request).phase, TrainerPhase::kRunning);
+  EXPECT_EQ(NumDeletes() + NumPosts(), 0);
+}
+
+TEST_F(KubernetesRunnerTest, JobThatKueueAdmittedAgainWhileNoServerRanIsPreempted) {  // R30
+  for (const bool ended : {false, true}) {
+    SCOPED_TRACE(ended);
+    const TrainerRequest request = Request(1, ended ? "job-a" : "job-b");
+    Write("claim", "uid-of-the-first-pod", request);
+    PutJob(request);
+    if (ended) EndPod(request, 73);
+    if (!ended) RunPod(request);
+    if (!ended) server_.Fail(1, RequestKind::kDelete, {.status = 200});  // Foreground: the Job stays as long as its pod
+    Open();
+    EXPECT_TRUE(*runner_->Adopt(request, ""));
+    if (!ended) {
+      ASSERT_TRUE(Soon([&] { return NumDeletes() == 1; }));
+      EXPECT_THAT(DeleteTarget(), HasSubstr("/jobs/"));
+      EXPECT_EQ(Poll(request).phase, TrainerPhase::kRunning) << "its pod is still there";
+      EXPECT_TRUE(server_.Remove("pods", TrainerJobName(request) + "-0"));
+      EXPECT_TRUE(server_.Remove("jobs", TrainerJobName(request)));
+    }
+    ASSERT_TRUE(EndsWith(request, Cause::kPreempted));
+    EXPECT_THAT(Poll(request).end.detail, HasSubstr("again after the trainer's pod had ended"));
+  }
+}
+
+TEST_F(KubernetesRunnerTest, PodThatWaitsForAVolumeShowsItsEvents) {
+  const TrainerRequest request = Request();
+  runner_->Start(request);
+  ASSERT_TRUE(Soon([&] { return NumPosts() == 1; }));
+  Json event = nibble::testing::ApiObject("Event", "e");
+  event.update({{"type", "Warning"}, {"reason", "FailedMount"}, {"message", "no such disk"}});
+  Json pod = nibble::testing::ApiObject("Pod", "p",
+                                        {{kServerLabel, "here"}, {kJobLabel, request.job_id}, {kAttemptLabel, "1"}});
+  pod["metadata"]["uid"] = "uid-of-the-pod";
+  pod["status"] = *base::ParseJson(R"({"phase":"Pending","conditions":[{"type":"PodScheduled","status":"True"}]})");
+  event["involvedObject"]["uid"] = "uid-of-the-pod";
+  server_.Put(event);
+  server_.Put(pod);
+  EXPECT_TRUE(Soon([&] { return Poll(request).waiting_for.ends_with(": FailedMount: no such disk"); }))
+      << Poll(request).waiting_for;
+  EXPECT_EQ(Poll(request).phase, TrainerPhase::kStarting);
+}
+
 TEST_F(KubernetesRunnerTest, LostNodeEndsTheAttemptOnlyAfterTheTimeout) {  // R30
   options_.lost_node_timeout = absl::Milliseconds(300);
   Open();
@@ -272,6 +364,7 @@ TEST_F(KubernetesRunnerTest, PodThatStaysAfterAKillIsOnALostNode) {
   Open();
   const TrainerRequest request = Running();
   PutPod(request, "Terminating", R"({"running":{}})");
+  server_.Fail(1, RequestKind::kDelete, {.status = 200});  // Foreground: the Job stays as long as its pod
   runner_->Send(request.directory, Runner::Signal::kTerminate);
   ASSERT_TRUE(Soon([&] { return NumDeletes() == 1; }));
   EXPECT_EQ(Poll(request).phase, TrainerPhase::kRunning);

@@ -133,6 +133,7 @@ TEST(KubernetesViewTest, PodThatHasNotBegunSaysWhyItWaits) {
   EXPECT_EQ(pending.message, "Unschedulable: 0/3 nodes are available");
   const ClusterView creating = View(Job(), Pod("Pending", R"("waiting":{"reason":"ContainerCreating"})"));
   EXPECT_EQ(creating.phase, Phase::kPending);
+  EXPECT_EQ(creating.message, "ContainerCreating");
   for (const char* reason : {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError"}) {
     const ClusterView broken = View(
         Job(), Pod("Pending", R"("waiting":{"reason":")" + std::string(reason) + R"(","message":"no such image"})"));
@@ -148,6 +149,99 @@ TEST(KubernetesViewTest, PodThatHasNotBegunSaysWhyItWaits) {
   EXPECT_THAT(quota.message, HasSubstr("exceeded quota"));
   EXPECT_EQ(View(job).phase, Phase::kPending) << "the Job controller has not created the pod yet";
   EXPECT_EQ(ViewOf({}).phase, Phase::kAbsent);
+}
+
+TEST(KubernetesViewTest, PodWhoseVolumesAreNotMountedSaysWhyByItsEvents) {
+  const std::string scheduled = Condition("PodScheduled", "", "");
+  Json pod = Pod("Pending", R"("waiting":{"reason":"ContainerCreating"})", scheduled);
+  pod["metadata"]["uid"] = "pod-uid";
+  const Json job = Job();
+  const ClusterView silent = View(job, pod);
+  EXPECT_EQ(silent.phase, Phase::kPending);
+  EXPECT_EQ(silent.events_of, "pod-uid");
+  EXPECT_EQ(silent.message, "the node prepares the volumes and the network of the pod");
+  const ClusterView warned = ViewOf({.job = &job, .pods = {&pod}, .pod_warning = "FailedMount: no such disk"});
+  EXPECT_EQ(warned.message, "the node prepares the volumes and the network of the pod: FailedMount: no such disk");
+  pod["status"]["conditions"].push_back(Parsed(Condition("PodReadyToStartContainers", "", "")));
+  EXPECT_EQ(ViewOf({.job = &job, .pods = {&pod}, .pod_warning = "FailedMount: old"}).message, "ContainerCreating");
+  EXPECT_EQ(View(job, pod).events_of, "");
+  Json lacking = job;
+  lacking["metadata"]["uid"] = "job-uid";
+  EXPECT_EQ(View(lacking).events_of, "job-uid") << "why it has no pod";
+}
+
+TEST(KubernetesViewTest, InitContainerThatHoldsUpThePodIsNamed) {
+  const auto with = [](const std::string& statuses) {
+    Json pod = Pod("Pending", R"("waiting":{"reason":"PodInitializing"})", Condition("PodScheduled", "", ""));
+    pod["status"]["initContainerStatuses"] = Parsed("[" + statuses + "]");
+    return pod;
+  };
+  const std::string done = R"({"name":"done","state":{"terminated":{"exitCode":0}}})",
+                    runs = R"({"name":"copy","state":{"running":{}}})",
+                    next = R"({"name":"next","state":{"waiting":{"reason":"PodInitializing"}}})",
+                    pulls =
+                        R"({"name":"pull","state":{"waiting":{"reason":"ErrImagePull","message":"no such image"}}})";
+  EXPECT_EQ(View(Job(), with(done + "," + runs + "," + next)).message, "the init container copy runs");
+  EXPECT_EQ(View(Job(), with(runs)).phase, Phase::kPending);
+  const ClusterView broken = View(Job(), with(runs + "," + pulls + "," + next));
+  EXPECT_EQ(broken.phase, Phase::kBroken);
+  EXPECT_EQ(broken.message, "the init container pull waits: ErrImagePull: no such image");
+  EXPECT_THAT(View(Job(), with(next)).message, HasSubstr("volumes")) << "none has had its turn";
+  Json failed = with(R"({"name":"copy","state":{"terminated":{"exitCode":3}}})");
+  failed["status"]["phase"] = "Failed";
+  const TrainerEnd end = View(Job(), failed).end;
+  EXPECT_EQ(end.cause, Cause::kNotStarted);
+  EXPECT_EQ(end.failure.message(), "the init container copy ended with exit code 3");
+}
+
+TEST(KubernetesViewTest, EventsAreReadByTheirTimes) {
+  const Json events = Parsed(R"({"items":[
+      {"type":"Warning","reason":"FailedMount","message":"new","lastTimestamp":"2026-01-01T00:00:03Z"},
+      {"type":"Warning","reason":"FailedAttachVolume","message":"old","lastTimestamp":"2026-01-01T00:00:01Z"},
+      {"type":"Normal","reason":"Pulled","message":"fine","lastTimestamp":"2026-01-01T00:00:09Z"},
+      {"type":"Warning","reason":"FailedScheduling","message":"past","lastTimestamp":null,
+       "eventTime":"2026-01-01T00:00:08.000001Z"},
+      {"type":"Warning","reason":"FailedCreate","message":"second","lastTimestamp":"2026-01-01T00:00:02Z"},
+      {"type":"Warning","reason":"FailedCreate","message":"first","metadata":{"creationTimestamp":"2026-01-01T00:00:01Z"}},
+      7, {"reason":7}]})");
+  EXPECT_EQ(WarningIn(events), "FailedMount: new");
+  EXPECT_THAT(RefusalsIn(events), ::testing::ElementsAre("first", "second"));
+  for (const char* text : {"null", "7", "{}", R"({"items":7})"}) {
+    EXPECT_EQ(WarningIn(Parsed(text)), "") << text;
+    EXPECT_TRUE(RefusalsIn(Parsed(text)).empty()) << text;
+  }
+}
+
+TEST(KubernetesViewTest, PodAfterThatOfTheTrainerIsASecondOne) {
+  const auto pod = [](Json made, const std::string& uid) {
+    made["metadata"]["uid"] = uid;
+    return made;
+  };
+  Json job = Job();
+  job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team";
+  const Json first = pod(Pod("Running", R"("running":{})"), "one"), second = pod(first, "two");
+  const auto view = [&](std::vector<const Json*> pods, const std::string& trainer = "one") {
+    return ViewOf({.job = &job, .pods = std::move(pods), .has_begun = true, .trainer_uid = trainer});
+  };
+  EXPECT_EQ(view({&first}).running_uid, "one");
+  EXPECT_FALSE(view({&first}).is_second);
+  EXPECT_TRUE(view({&second}).is_second);
+  EXPECT_FALSE(view({&second}, "").is_second);
+  for (const auto& pods : {std::vector{&first, &second}, std::vector{&second, &first}}) {
+    EXPECT_FALSE(view(pods).is_second) << "the trainer lives";
+  }
+  const Json claimed = pod(Ended(73), "two"), killed = pod(Ended(143), "two"), trainers = pod(Ended(42), "one");
+  for (const Json* ended : {&claimed, &killed}) {
+    const TrainerEnd end = view({ended}).end;
+    EXPECT_EQ(end.cause, Cause::kPreempted);
+    EXPECT_THAT(end.detail, HasSubstr("Kueue admitted the Job again after the trainer's pod had ended"));
+    EXPECT_EQ(view({ended, &trainers}).end.value, 42) << "the trainer's own end";
+  }
+  EXPECT_EQ(view({&claimed}, "").end.value, 73);
+  job["status"]["conditions"].push_back(Parsed(
+      Condition("Failed", "PodFailurePolicy", "Container trainer for pod ns/p failed with exit code 73 matching")));
+  EXPECT_EQ(view({}).end.cause, Cause::kPreempted) << "the second pod is gone too";
+  EXPECT_THAT(ViewOf({.pods = {&claimed}, .trainer_uid = "one"}).end.detail, HasSubstr("the Job was started again"));
 }
 
 TEST(KubernetesViewTest, PodThatRunsOrIsBeingDeletedIsNotAtItsEnd) {
