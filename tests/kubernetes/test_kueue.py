@@ -15,7 +15,7 @@ from e2e_server import Server
 from played_trainer import Players
 from soon import soon
 from test_kill import check, create
-from test_kubernetes_runner import FLAGS, TEMPLATES, begin, calm, start  # noqa: F401 (fixtures)
+from test_kubernetes_runner import FLAGS, TEMPLATES, begin, calm, pod_of, start  # noqa: F401 (fixtures)
 from test_server_kills import request
 from wire import Api
 
@@ -113,9 +113,22 @@ def test_second_trainer_waits_for_the_quota_of_the_first(start, cluster, queue, 
     assert [cluster.created().count(f"nibble-{job}-1") for job in jobs] == [1, 1]
 
 
-def test_preempted_trainer_resumes_with_the_same_bits_and_no_counted_retry(start, cluster, queue, calm, tmp_path):
+def await_readmission(cluster, job, first):
+    """Waits until Kueue has started the Job again without `first`, the pod of its trainer, and the new pod has found the
+    attempt claimed."""
+    def found():
+        pods = [pod for pod in cluster.pods() if pod["metadata"]["labels"].get("nibble.dev/job") == job]
+        return [(pod["metadata"]["name"] != first, pod["status"]["phase"]) for pod in pods] == [(True, "Failed")]
+    soon(found, "the Job is started again", 120)
+
+
+@pytest.mark.parametrize("down", [False, True], ids=["seen", "while_no_server_ran"])
+def test_preempted_trainer_resumes_with_the_same_bits_and_no_counted_retry(start, cluster, queue, calm, tmp_path, down):
     server = start(kubernetes_queue=queue)
     job = begin(server)
+    first = pod_of(cluster, job)
+    if down:
+        server.kill()
     urgent = tmp_path / "urgent"
     urgent.write_text("#!/bin/sh\nexit 0\n")
     urgent.chmod(0o700)
@@ -124,9 +137,14 @@ def test_preempted_trainer_resumes_with_the_same_bits_and_no_counted_retry(start
     cluster.api.call("POST", cluster.job_path, {
         "metadata": {"name": "urgent", "labels": {QUEUE: queue, PRIORITY: "high"}},
         "spec": {"suspend": True, "template": {"spec": {"restartPolicy": "Never", "containers": [container]}}}})
+    if down:
+        await_readmission(cluster, job, first)
+        server.start()
     check(server, job, calm, "out")
     assert server.json("jobs", "get", job).get("retries", 0) == 0
     assert cluster.created() == [f"nibble-{job}-1", f"nibble-{job}-2"]
+    (message,) = [event["message"] for event in server.lines("jobs", "watch", job) if event.get("reason") == "PREEMPTED"]
+    assert "Kueue admitted the Job again" in message or not down
 
 
 SHARE = 2  # trainers for which each tenant has quota
