@@ -737,7 +737,7 @@ absl::Status AttemptSupervisor::DrainJournal(Live& live) {
   while (true) {
     const absl::StatusOr<bool> followed = Follow(live);
     if (followed.ok() && !*followed) return absl::OkStatus();
-    const absl::Status status = followed.status();
+    const absl::Status& status = followed.status();
     if (absl::IsDataLoss(status) || absl::IsInvalidArgument(status)) {
       // The trainer wrote an invalid journal. Its end must still be settled. Warn once, even if settling is retried.
       if (live.warned_damaged) return absl::OkStatus();

@@ -145,8 +145,8 @@ inline constexpr std::string_view kFromVersion8[] = {
                owner TEXT NOT NULL,
                started_us INTEGER NOT NULL,
                PRIMARY KEY (tenant, owner)) WITHOUT ROWID)",
-    "INSERT INTO principal_starts SELECT tenant, owner, MAX(started_us) FROM jobs WHERE started_us > 0 GROUP BY "
-    "tenant, owner",
+    R"(INSERT INTO principal_starts SELECT tenant, owner, MAX(started_us) FROM jobs WHERE started_us > 0
+       GROUP BY tenant, owner)",
     "CREATE INDEX principal_starts_by_time ON principal_starts (started_us)",
     "ALTER TABLE jobs ADD COLUMN queued_us INTEGER NOT NULL DEFAULT 0",
     "UPDATE jobs SET queued_us = created_us",

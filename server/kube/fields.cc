@@ -5,12 +5,12 @@ namespace nibble::kube {
 using base::Json;
 
 const Json& At(const Json& object, std::initializer_list<const char*> path) {
-  static const Json kNull;
+  static const Json null;
   const Json* at = &object;
   for (const char* key : path) {
-    if (!at->is_object()) return kNull;
+    if (!at->is_object()) return null;
     const auto found = at->find(key);
-    if (found == at->end()) return kNull;
+    if (found == at->end()) return null;
     at = &*found;
   }
   return *at;

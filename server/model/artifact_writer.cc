@@ -51,6 +51,7 @@ absl::StatusOr<std::unique_ptr<ArtifactWriter>> ArtifactWriter::CreateOn(base::F
             [](const auto& a, const auto& b) { return a.second.bytes.data() < b.second.bytes.data(); });
   if (!ShareFile(base::JoinPath(base.directory(), kWeightsFile), path)) {
     std::vector<TensorPlan> plan;
+    plan.reserve(tensors.size());
     for (const auto& [name, view] : tensors) plan.push_back({name, view.dtype, view.shape});
     NIBBLE_ASSIGN_OR_RETURN(writer->tensors_, SafetensorsWriter::Create(files, path, std::move(plan)));
   }

@@ -52,7 +52,8 @@ void OperationIndex::Ended(const Entry& entry) {
   if (entry->held != nullptr) files_.emplace(entry->held_until, entry->name());
 }
 
-void OperationIndex::Remove(Entry entry) {
+void OperationIndex::Remove(const Entry& listed) {
+  const Entry entry = listed;  // `listed` may be an element of a table that this changes
   const auto owner = owners_.find(entry->record.owner);
   if (entry->done()) {
     EndsOf(owner->second, *entry).erase({entry->record.ended, entry->name()});
@@ -93,10 +94,10 @@ OperationIndex::Entry OperationIndex::FindRequest(const auth::RequestOwner& owne
 }
 
 const OperationIndex::Names& OperationIndex::OfTenant(const std::string& tenant) const {
-  static const Names kNone;
+  static const Names none;
   if (tenant.empty()) return all_;
   const auto it = tenants_.find(tenant);
-  return it == tenants_.end() ? kNone : it->second;
+  return it == tenants_.end() ? none : it->second;
 }
 
 std::int64_t OperationIndex::num_open(const auth::RequestOwner& owner) const {

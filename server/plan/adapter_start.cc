@@ -57,6 +57,7 @@ template <typename Value>
 std::string Patterns(const std::vector<std::pair<model::ModulePattern, Value>>& patterns) {
   if (patterns.empty()) return "not set";
   std::vector<std::string> texts;
+  texts.reserve(patterns.size());
   for (const auto& [pattern, value] : patterns) texts.push_back(StrCat(pattern.text(), ": ", value));
   return SortedList(std::move(texts));
 }

@@ -91,6 +91,7 @@ absl::StatusOr<std::vector<std::string>> JobPlanner::TokenFiles(const jobs::JobS
   NIBBLE_RETURN_IF_ERROR(AddData(spec, inputs));
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<data::TokenSource> sources, TokenSourcesOf(spec, inputs));
   std::vector<std::string> paths;
+  paths.reserve(sources.size());
   for (const data::TokenSource& source : sources)
     paths.push_back(data::TokenFilePath(source.tokens_directory, data::TokenKey(source)));
   return paths;

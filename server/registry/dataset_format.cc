@@ -8,7 +8,7 @@ namespace nibble::registry {
 absl::StatusOr<data::RowFormat> FormatOf(const store::StoredDataset& stored) {
   const auto name = base::GetString(stored.meta, "format", "meta.json");
   if (name.ok()) {
-    if (const auto format = data::ParseRowFormat(*name); format.ok()) return format;
+    if (auto format = data::ParseRowFormat(*name); format.ok()) return format;
   }
   return store::DamagedError("dataset", stored.name);
 }

@@ -257,7 +257,7 @@ absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& re
   }
 }
 
-absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, std::string rendered,
+absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, const std::string& rendered,
                                                    const model::TextAssets& assets, const text::PromptLimits& limits) {
   switch (request.input_case()) {
     case v1::ScoreRequest::kText:

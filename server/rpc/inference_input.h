@@ -77,7 +77,7 @@ absl::StatusOr<std::vector<std::int32_t>> EncodeChat(const std::string& rendered
 absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& request, std::string rendered,
                                                    const model::TextAssets& assets, const text::PromptLimits& limits,
                                                    std::string* text);
-absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, std::string rendered,
+absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, const std::string& rendered,
                                                    const model::TextAssets& assets, const text::PromptLimits& limits);
 
 // Name of the member of `input` that is set. Request: GenerateRequest or ScoreRequest, whose `input` is set.

@@ -244,20 +244,20 @@ void InferenceService::OnTextThread(const Call& call, absl::Duration deadline, s
 
 template <typename Request>
 void InferenceService::Encode(const Call& call, absl::Duration deadline, const Request& request,
-                              const model::TextAssets& assets, Encoding encode, Failed failed) {
+                              const model::TextAssets& assets, Encoding encode, const Failed& failed) {
   if (TextBytes(request) > text::kLargeTextBytes) {
     const auto render_and_encode = [this, &request, &assets, encode = std::move(encode)]() -> absl::Status {
       NIBBLE_ASSIGN_OR_RETURN(std::string rendered, Rendered(request, assets, environment_.max_prompt_bytes));
       return encode(std::move(rendered));
     };
-    return OnTextThread(call, deadline, render_and_encode, std::move(failed));
+    return OnTextThread(call, deadline, render_and_encode, failed);
   }
   auto rendered = Rendered(request, assets, environment_.max_prompt_bytes);
   if (!rendered.ok()) return failed(rendered.status());
   if (rendered->size() > text::kLargeTextBytes) {  // the template added much text
     const auto text = std::make_shared<std::string>(*std::move(rendered));
     return OnTextThread(
-        call, deadline, [text, encode = std::move(encode)] { return encode(std::move(*text)); }, std::move(failed));
+        call, deadline, [text, encode = std::move(encode)] { return encode(std::move(*text)); }, failed);
   }
   if (const absl::Status status = encode(*std::move(rendered)); !status.ok()) failed(status);
 }
@@ -273,7 +273,7 @@ grpc::ServerUnaryReactor* InferenceService::WithText(grpc::CallbackServerContext
     const auto model = find();
     if (!model.ok()) return call->Done(model.status());
     const auto encode = [call, body, model = *model](std::string rendered) {
-      const absl::Status status = body(call->call(), *model, std::move(rendered));
+      absl::Status status = body(call->call(), *model, std::move(rendered));
       if (status.ok()) call->Done(status);
       return status;
     };
@@ -286,7 +286,7 @@ grpc::ServerUnaryReactor* InferenceService::WithText(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerContext* context, const char* method,
                                                           const v1::GenerateRequest* request, bool chat,
                                                           v1::GenerateResponse* response) {
-  if (const absl::Status status = CheckInputSize(*request, environment_.max_prompt_bytes); !status.ok()) {
+  if (absl::Status status = CheckInputSize(*request, environment_.max_prompt_bytes); !status.ok()) {
     return Unary(environment_, context, method, [&status] { return status; });
   }
   const auto start = [this, request, chat, response](UnaryCall* call) {
@@ -379,7 +379,7 @@ grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::ChatStream(grpc::
 grpc::ServerUnaryReactor* InferenceService::Score(grpc::CallbackServerContext* context, const v1::ScoreRequest* request,
                                                   v1::ScoreResponse* response) {
   constexpr const char* kMethod = "nibble.v1.InferenceService/Score";
-  if (const absl::Status status = CheckInputSize(*request, environment_.max_prompt_bytes); !status.ok()) {
+  if (absl::Status status = CheckInputSize(*request, environment_.max_prompt_bytes); !status.ok()) {
     return Unary(environment_, context, kMethod, [&status] { return status; });
   }
   const auto start = [this, request, response](UnaryCall* call) {
@@ -387,8 +387,8 @@ grpc::ServerUnaryReactor* InferenceService::Score(grpc::CallbackServerContext* c
     const absl::Duration deadline = call->call().DeadlineOr(environment_.generate_deadline);
     WithModel(loads_, request->model(), call, deadline, [=, this](serve::ModelLoads::Loaded loaded) {
       if (!loaded.ok()) return call->Done(loaded.status());
-      const auto submit = [=, this, resident = *loaded](std::string rendered) {
-        return SubmitScore(environment_, resident, *request, std::move(rendered), call, response);
+      const auto submit = [=, this, resident = *loaded](const std::string& rendered) {
+        return SubmitScore(environment_, resident, *request, rendered, call, response);
       };
       Encode(call->call(), deadline, *request, (*loaded)->text, submit,
              [call](const absl::Status& status) { call->Done(status); });
@@ -411,8 +411,8 @@ grpc::ServerWriteReactor<v1::ScoreReply>* InferenceService::ScoreStream(grpc::Ca
     WithModel(loads_, copy->model(), stream->call(), deadline, watch, [=, this](serve::ModelLoads::Loaded loaded) {
       stream->OnSpace(nullptr);
       if (!loaded.ok()) return stream->End(loaded.status());
-      const auto submit = [=, this, resident = *loaded](std::string rendered) {
-        return SubmitScore(environment_, resident, *copy, std::move(rendered), stream);
+      const auto submit = [=, this, resident = *loaded](const std::string& rendered) {
+        return SubmitScore(environment_, resident, *copy, rendered, stream);
       };
       Encode(stream->call(), deadline, *copy, (*loaded)->text, submit,
              [stream](const absl::Status& status) { stream->End(status); });

@@ -58,7 +58,7 @@ class InferenceService : public v1::InferenceService::CallbackService {
   // text's turn comes. The referenced objects must live until `encode` or `failed` has run.
   template <typename Request>
   void Encode(const Call& call, absl::Duration deadline, const Request& request, const model::TextAssets& assets,
-              Encoding encode, Failed failed);
+              Encoding encode, const Failed& failed);
   void OnTextThread(const Call& call, absl::Duration deadline, std::function<absl::Status()> work, Failed failed);
   // For a method that needs a model's tokenizer but not its weights: runs body(call, model, rendered).
   template <typename Request, typename Body>

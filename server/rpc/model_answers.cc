@@ -27,8 +27,11 @@ absl::StatusOr<operations::OperationResponse> ModelAnswers::Made(const std::stri
     *response.mutable_report() = model.conversion();
     if (const std::string& adapter = model.conversion().adapter(); !adapter.empty()) {
       absl::StatusOr<v1::Model> made = Describe(adapter, /*detailed=*/true);
-      if (made.ok()) *response.mutable_adapter() = *std::move(made);
-      if (!made.ok() && !absl::IsNotFound(made.status())) return made.status();  // it may have been deleted since
+      if (made.ok()) {
+        *response.mutable_adapter() = *std::move(made);
+      } else if (!absl::IsNotFound(made.status())) {  // it may have been deleted since
+        return made.status();
+      }
     }
     model.mutable_conversion()->clear_layers();
     *response.mutable_model() = std::move(model);

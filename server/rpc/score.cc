@@ -139,12 +139,12 @@ class StreamScoreSink final : public ScoreSink {
 
 // The engine's request. `unary`: the answer must fit one message.
 absl::StatusOr<serve::Request> ScoreOf(const CallEnvironment& environment, const serve::Resident& resident,
-                                       const v1::ScoreRequest& request, std::string rendered, const Call& call,
+                                       const v1::ScoreRequest& request, const std::string& rendered, const Call& call,
                                        bool unary) {
   const absl::Duration deadline = call.DeadlineOr(environment.generate_deadline);
   NIBBLE_RETURN_IF_ERROR(call.StillWanted(deadline));  // a load may take long
   serve::Request score;
-  NIBBLE_ASSIGN_OR_RETURN(score.prompt, PromptOf(request, std::move(rendered), resident.text,
+  NIBBLE_ASSIGN_OR_RETURN(score.prompt, PromptOf(request, rendered, resident.text,
                                                  {.max_tokens = resident.engine->max_context(),
                                                   .max_bytes = environment.max_prompt_bytes,
                                                   .cancelled = call.stopped()}));
@@ -185,10 +185,10 @@ absl::Status CheckScore(const v1::ScoreRequest& request) {
 }
 
 absl::Status SubmitScore(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident,
-                         const v1::ScoreRequest& request, std::string rendered, UnaryCall* call,
+                         const v1::ScoreRequest& request, const std::string& rendered, UnaryCall* call,
                          v1::ScoreResponse* response) {
   NIBBLE_ASSIGN_OR_RETURN(serve::Request score,
-                          ScoreOf(environment, *resident, request, std::move(rendered), call->call(), /*unary=*/true));
+                          ScoreOf(environment, *resident, request, rendered, call->call(), /*unary=*/true));
   serve::Engine& engine = *resident->engine;
   const std::int32_t first = score.prompt.front();
   return engine.Submit(std::move(score), std::make_shared<UnaryScoreSink>(environment, std::move(resident),
@@ -196,10 +196,10 @@ absl::Status SubmitScore(CallEnvironment& environment, std::shared_ptr<const ser
 }
 
 absl::Status SubmitScore(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident,
-                         const v1::ScoreRequest& request, std::string rendered,
+                         const v1::ScoreRequest& request, const std::string& rendered,
                          std::shared_ptr<StreamReactor<v1::ScoreReply>> stream) {
-  NIBBLE_ASSIGN_OR_RETURN(serve::Request score, ScoreOf(environment, *resident, request, std::move(rendered),
-                                                        stream->call(), /*unary=*/false));
+  NIBBLE_ASSIGN_OR_RETURN(serve::Request score,
+                          ScoreOf(environment, *resident, request, rendered, stream->call(), /*unary=*/false));
   serve::Engine& engine = *resident->engine;
   const std::int32_t first = score.prompt.front();
   return engine.Submit(std::move(score), std::make_shared<StreamScoreSink>(environment, std::move(resident),

@@ -18,10 +18,10 @@ absl::Status CheckScore(const v1::ScoreRequest& request);
 // the logprobs of two tokens (stream) may exceed a message; InvalidArgument if the input has no tokens; those of
 // PromptOf, Call::StillWanted and Engine::Submit.
 absl::Status SubmitScore(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident,
-                         const v1::ScoreRequest& request, std::string rendered, UnaryCall* call,
+                         const v1::ScoreRequest& request, const std::string& rendered, UnaryCall* call,
                          v1::ScoreResponse* response);
 absl::Status SubmitScore(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident,
-                         const v1::ScoreRequest& request, std::string rendered,
+                         const v1::ScoreRequest& request, const std::string& rendered,
                          std::shared_ptr<StreamReactor<v1::ScoreReply>> stream);
 
 }  // namespace nibble::rpc

@@ -23,8 +23,8 @@ constexpr std::size_t kBlankWithin = 256;
 // to each text. A few tokens after a cut, byte pair merges give the tokens of the whole text again.
 constexpr std::int64_t kTokensOfACut = 16;
 
-absl::Status TooLong(std::string message, const std::map<std::string, std::string>& metadata) {
-  return base::WithReason(absl::InvalidArgumentError(std::move(message)), "PROMPT_TOO_LONG", metadata);
+absl::Status TooLong(const std::string& message, const std::map<std::string, std::string>& metadata) {
+  return base::WithReason(absl::InvalidArgumentError(message), "PROMPT_TOO_LONG", metadata);
 }
 
 absl::Status TooManyBytes(const PromptLimits& limits, std::size_t bytes, std::size_t max_bytes,
