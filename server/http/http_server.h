@@ -21,7 +21,7 @@ struct HttpHandlers {
   std::function<absl::Status()> started;  // not OK: still starting
 };
 
-// Limits of the port. They are constants of the server (docs/adr/0008-limits-that-are-no-flags.md); tests set smaller
+// Limits of the port. They are constants of the server (docs/adr/0008-limits-that-are-not-flags.md); tests set smaller
 // ones.
 struct HttpLimits {
   std::size_t max_connections = 128;       // above this, a new connection replaces an old one

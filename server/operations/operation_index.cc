@@ -9,7 +9,7 @@ namespace {
 
 bool IsNewer(const OperationEntry& one, const OperationEntry& other) {
   const auto key = [](const OperationEntry& entry) {
-    return std::tuple(entry.record.operation->metadata.created, entry.name());
+    return std::tuple(entry.stored.operation->metadata.created, entry.name());
   };
   return key(one) > key(other);
 }
@@ -17,66 +17,66 @@ bool IsNewer(const OperationEntry& one, const OperationEntry& other) {
 }  // namespace
 
 OperationIndex::ByEnd& OperationIndex::EndsOf(Owner& owner, const OperationEntry& entry) {
-  if (entry.record.done_at_once) return owner.done_at_once;
+  if (entry.stored.done_at_once) return owner.done_at_once;
   return entry.held != nullptr ? owner.with_files : owner.without_files;
 }
 
 void OperationIndex::ForgetRequest(Owner& owner, OperationEntry& entry) {
-  const auto it = owner.requests.find(entry.record.request_id);
+  const auto it = owner.requests.find(entry.stored.request_id);
   if (it != owner.requests.end() && it->second.get() == &entry) owner.requests.erase(it);
-  entry.record.request_id.clear();
+  entry.stored.request_id.clear();
 }
 
 void OperationIndex::Add(const Entry& entry) {
   all_[entry->name()] = entry;
-  tenants_[entry->record.owner.tenant][entry->name()] = entry;
-  Owner& owner = owners_[entry->record.owner];
+  tenants_[entry->stored.owner.tenant][entry->name()] = entry;
+  Owner& owner = owners_[entry->stored.owner];
   ++owner.num_open;
-  if (!entry->record.request_id.empty()) {
-    Entry& known = owner.requests[entry->record.request_id];
+  if (!entry->stored.request_id.empty()) {
+    Entry& known = owner.requests[entry->stored.request_id];
     if (known == nullptr || IsNewer(*entry, *known)) {
-      if (known != nullptr) known->record.request_id.clear();
+      if (known != nullptr) known->stored.request_id.clear();
       known = entry;
     } else {
-      entry->record.request_id.clear();
+      entry->stored.request_id.clear();
     }
   }
   if (entry->done()) Ended(entry);
 }
 
 void OperationIndex::Ended(const Entry& entry) {
-  Owner& owner = owners_[entry->record.owner];
+  Owner& owner = owners_[entry->stored.owner];
   --owner.num_open;
-  EndsOf(owner, *entry).emplace(entry->record.ended, entry->name());
-  ended_.emplace(entry->record.ended, entry->name());
+  EndsOf(owner, *entry).emplace(entry->stored.ended, entry->name());
+  ended_.emplace(entry->stored.ended, entry->name());
   if (entry->held != nullptr) files_.emplace(entry->held_until, entry->name());
 }
 
 void OperationIndex::Remove(const Entry& listed) {
   const Entry entry = listed;  // `listed` may be an element of a table that this changes
-  const auto owner = owners_.find(entry->record.owner);
+  const auto owner = owners_.find(entry->stored.owner);
   if (entry->done()) {
-    EndsOf(owner->second, *entry).erase({entry->record.ended, entry->name()});
-    ended_.erase({entry->record.ended, entry->name()});
+    EndsOf(owner->second, *entry).erase({entry->stored.ended, entry->name()});
+    ended_.erase({entry->stored.ended, entry->name()});
     files_.erase({entry->held_until, entry->name()});
   } else {
     --owner->second.num_open;
   }
   ForgetRequest(owner->second, *entry);
   if (owner->second.empty()) owners_.erase(owner);
-  const auto tenant = tenants_.find(entry->record.owner.tenant);
+  const auto tenant = tenants_.find(entry->stored.owner.tenant);
   tenant->second.erase(entry->name());
   if (tenant->second.empty()) tenants_.erase(tenant);
   all_.erase(entry->name());
 }
 
 std::shared_ptr<const void> OperationIndex::TakeFiles(OperationEntry& entry) {
-  Owner& owner = owners_[entry.record.owner];
-  EndsOf(owner, entry).erase({entry.record.ended, entry.name()});
+  Owner& owner = owners_[entry.stored.owner];
+  EndsOf(owner, entry).erase({entry.stored.ended, entry.name()});
   files_.erase({entry.held_until, entry.name()});
   ForgetRequest(owner, entry);
   std::shared_ptr<const void> held = std::exchange(entry.held, nullptr);
-  EndsOf(owner, entry).emplace(entry.record.ended, entry.name());
+  EndsOf(owner, entry).emplace(entry.stored.ended, entry.name());
   return held;
 }
 

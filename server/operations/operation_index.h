@@ -23,7 +23,7 @@ namespace nibble::operations {
 enum class OperationLane { kModels, kReaders, kPlans, kLoads };
 
 // The states of an operation, in the order in which it passes them. While an operation is kBeginning or kEnding, only
-// the thread that begins or ends it writes its record.
+// the thread that begins or ends it writes its file.
 enum class OperationState {
   kBeginning,  // its beginning is being recorded; only a repeated request finds it, and waits
   kQueued,
@@ -34,7 +34,7 @@ enum class OperationState {
 
 // The table's mutex guards all members except `cancel`.
 struct OperationEntry {
-  StoredOperation record;
+  StoredOperation stored;
   OperationLane lane = OperationLane::kModels;
   OperationState state = OperationState::kBeginning;
   std::function<absl::StatusOr<OperationResponse>(registry::OperationScope&)> body;  // set while queued
@@ -47,7 +47,7 @@ struct OperationEntry {
   absl::Duration held_until;                        // monotonic
   std::map<std::uint64_t, std::function<void(const Operation&)>> waiting;
 
-  const std::string& name() const { return record.operation->name; }
+  const std::string& name() const { return stored.operation->name; }
   bool done() const { return state == OperationState::kDone; }
 };
 

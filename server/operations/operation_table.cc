@@ -28,10 +28,10 @@ absl::Status CutOff(const std::string& what) {
                           "SERVER_RESTARTED");
 }
 
-// A copy of the record's operation, changed by `change`.
+// A copy of the stored operation, changed by `change`.
 template <typename Change>
-std::shared_ptr<const Operation> Changed(const StoredOperation& record, Change change) {
-  auto operation = std::make_shared<Operation>(*record.operation);
+std::shared_ptr<const Operation> Changed(const StoredOperation& stored, Change change) {
+  auto operation = std::make_shared<Operation>(*stored.operation);
   change(*operation);
   return operation;
 }
@@ -41,10 +41,10 @@ std::shared_ptr<const Operation> Changed(const StoredOperation& record, Change c
 class OperationTable::Scope : public registry::OperationScope {
  public:
   Scope(OperationTable& table, OperationEntry& entry)
-      : table_(table), entry_(entry), name_(entry.name()), digest_(entry.record.request_digest), until_(entry.until) {}
+      : table_(table), entry_(entry), name_(entry.name()), digest_(entry.stored.request_digest), until_(entry.until) {}
   void Progress(const std::string& stage, std::int64_t done, std::int64_t total) override {
     base::MutexLock lock(table_.mutex_);
-    entry_.record.operation = Changed(entry_.record, [&](Operation& operation) {
+    entry_.stored.operation = Changed(entry_.stored, [&](Operation& operation) {
       operation.metadata.stage = stage;
       operation.metadata.done = done;
       operation.metadata.total = total;
@@ -126,10 +126,10 @@ absl::StatusOr<std::unique_ptr<OperationTable>> OperationTable::Open(base::FileS
 // The disk decides whether the operation succeeded: one rename publishes the model, and may have been the server's last
 // act.
 void OperationTable::EndAfterRestart(OperationEntry& entry, const Recover& recover) {
-  const std::string model = entry.record.operation->metadata.model;
+  const std::string model = entry.stored.operation->metadata.model;
   absl::StatusOr<std::optional<OperationResponse>> made = std::optional<OperationResponse>();
-  if (recover) made = recover({entry.name(), entry.record.request_digest}, model);
-  entry.record.operation = Changed(entry.record, [&](Operation& operation) {
+  if (recover) made = recover({entry.name(), entry.stored.request_digest}, model);
+  entry.stored.operation = Changed(entry.stored, [&](Operation& operation) {
     operation.done = true;
     if (made.ok() && made->has_value()) {
       operation.response = *std::move(made);
@@ -139,8 +139,8 @@ void OperationTable::EndAfterRestart(OperationEntry& entry, const Recover& recov
                     : base::StrCat("cannot determine whether it had made ", model, ": ", made.status().message()));
     }
   });
-  entry.record.ended = clock_.Now();
-  Save(entry.record);
+  entry.stored.ended = clock_.Now();
+  Save(entry.stored);
 }
 
 absl::Status OperationTable::Load(const Recover& recover, const OperationParser& parse_v1) {
@@ -149,18 +149,18 @@ absl::Status OperationTable::Load(const Recover& recover, const OperationParser&
     const std::string path = base::JoinPath(directory_, file);
     const auto text =
         file.ends_with(".json") ? files_.Read(path, kMaxFileBytes) : absl::StatusOr<std::string>(std::string());
-    auto record =
+    auto stored =
         text.ok() ? ParseStoredOperation(*text, file, parse_v1) : absl::StatusOr<StoredOperation>(text.status());
-    if (!record.ok() || (record->operation->done && clock_.Now() - record->ended > kKept)) {
+    if (!stored.ok() || (stored->operation->done && clock_.Now() - stored->ended > kKept)) {
       NIBBLE_RETURN_IF_ERROR(files_.RemoveAll(path));
       continue;
     }
     const auto entry = std::make_shared<OperationEntry>();
-    entry->record = *std::move(record);
+    entry->stored = *std::move(stored);
     // The files are gone, because a start empties uploads/. Forget the request id, so that a repeated request makes new
     // files.
-    if (entry->record.holds_files) entry->record.request_id.clear();
-    if (!entry->record.operation->done) EndAfterRestart(*entry, recover);
+    if (entry->stored.holds_files) entry->stored.request_id.clear();
+    if (!entry->stored.operation->done) EndAfterRestart(*entry, recover);
     entry->state = OperationState::kDone;
     base::MutexLock lock(mutex_);
     index_.Add(entry);
@@ -169,9 +169,9 @@ absl::Status OperationTable::Load(const Recover& recover, const OperationParser&
 }
 
 // A write error is only logged: the operation continues, but is forgotten at a restart.
-void OperationTable::Save(const StoredOperation& record) {
-  const std::string& name = record.operation->name;
-  const absl::Status status = base::WriteFileAtomically(files_, PathOf(name), Serialized(record));
+void OperationTable::Save(const StoredOperation& stored) {
+  const std::string& name = stored.operation->name;
+  const absl::Status status = base::WriteFileAtomically(files_, PathOf(name), Serialized(stored));
   if (!status.ok()) base::LogWarning("operation not saved", {{"name", name}, {"error", status.ToString()}});
 }
 
@@ -207,7 +207,7 @@ absl::StatusOr<OperationTable::Entry> OperationTable::FindRequest(const Operatio
   if (start.request_id.empty()) return nullptr;
   Entry entry = index_.FindRequest(start.owner, start.request_id);
   if (entry == nullptr) return nullptr;
-  if (entry->record.request_digest != start.digest) {
+  if (entry->stored.request_digest != start.digest) {
     return base::WithReason(absl::AlreadyExistsError("request_id: was used for another request"),
                             "IDEMPOTENCY_CONFLICT", {{"kind", "operation"}, {"name", entry->name()}});
   }
@@ -221,7 +221,7 @@ absl::StatusOr<std::optional<Operation>> OperationTable::Find(const OperationSta
   TakeOld(garbage);
   NIBBLE_ASSIGN_OR_RETURN(const Entry entry, FindRequest(start, lock));
   if (entry == nullptr) return std::optional<Operation>();
-  return *entry->record.operation;
+  return *entry->stored.operation;
 }
 
 absl::StatusOr<Operation> OperationTable::Start(const OperationStart& start, Body body,
@@ -231,7 +231,7 @@ absl::StatusOr<Operation> OperationTable::Start(const OperationStart& start, Bod
   base::MutexLock lock(mutex_);
   TakeOld(garbage);
   NIBBLE_ASSIGN_OR_RETURN(const Entry known, FindRequest(start, lock));
-  if (known != nullptr) return *known->record.operation;
+  if (known != nullptr) return *known->stored.operation;
   const auto full = [&](const std::string& message, std::map<std::string, std::string> metadata)
                         ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
                           metadata["retry_ms"] = std::to_string(absl::ToInt64Milliseconds(UntilNextEnd(start.lane)));
@@ -256,22 +256,22 @@ absl::StatusOr<Operation> OperationTable::Start(const OperationStart& start, Bod
   if (response.has_value()) {
     operation->response = std::move(response);
     operation->done = true;
-    entry->record.ended = clock_.Now();
-    entry->record.done_at_once = true;
+    entry->stored.ended = clock_.Now();
+    entry->stored.done_at_once = true;
   } else {
     entry->body = std::move(body);
     ++lane.num_beginning;
   }
-  entry->record.operation = std::move(operation);
-  entry->record.owner = start.owner;
-  entry->record.request_id = start.request_id;
-  entry->record.request_digest = start.digest;
+  entry->stored.operation = std::move(operation);
+  entry->stored.owner = start.owner;
+  entry->stored.request_id = start.request_id;
+  entry->stored.request_digest = start.digest;
   index_.Add(entry);
-  const StoredOperation record = entry->record;
+  const StoredOperation stored = entry->stored;
   lock.Unlock();
-  Save(record);
+  Save(stored);
   lock.Lock();
-  if (record.done_at_once) {
+  if (stored.done_at_once) {
     entry->state = OperationState::kDone;
     index_.Ended(entry);
   } else {
@@ -279,7 +279,7 @@ absl::StatusOr<Operation> OperationTable::Start(const OperationStart& start, Bod
     Enqueue(entry);
   }
   recorded_.NotifyAll();
-  return *record.operation;
+  return *stored.operation;
 }
 
 void OperationTable::Enqueue(const Entry& entry) {
@@ -310,11 +310,11 @@ absl::Duration OperationTable::RetryAfter(OperationLane lane) const {
 std::deque<OperationTable::Entry>::iterator OperationTable::NextOf(Lane& lane, int width) {
   const auto num_running = [&lane](const Entry& entry) {
     return std::count_if(lane.running.begin(), lane.running.end(),
-                         [&entry](const Entry& running) { return running->record.owner == entry->record.owner; });
+                         [&entry](const Entry& running) { return running->stored.owner == entry->stored.owner; });
   };
   const auto next = std::min_element(lane.queue.begin(), lane.queue.end(),
                                      [&](const Entry& a, const Entry& b) { return num_running(a) < num_running(b); });
-  if (next == lane.queue.end() || (*next)->record.owner.name == auth::kNobody) return next;
+  if (next == lane.queue.end() || (*next)->stored.owner.name == auth::kNobody) return next;
   return num_running(*next) < std::max(1, width - 1) ? next : lane.queue.end();
 }
 
@@ -356,7 +356,7 @@ void OperationTable::RunLane(std::size_t index) {
 }
 
 void OperationTable::End(const Entry& entry, absl::StatusOr<OperationResponse> result) {
-  StoredOperation record;
+  StoredOperation stored;
   std::shared_ptr<const void> dropped;
   {
     base::MutexLock lock(mutex_);
@@ -371,12 +371,12 @@ void OperationTable::End(const Entry& entry, absl::StatusOr<OperationResponse> r
     }
     entry->state = OperationState::kEnding;
     if (!result.ok()) dropped.swap(entry->held);
-    record = entry->record;
-    record.ended = clock_.Now();
-    record.holds_files = entry->held != nullptr;
+    stored = entry->stored;
+    stored.ended = clock_.Now();
+    stored.holds_files = entry->held != nullptr;
   }
   const absl::Status status = result.status();
-  record.operation = Changed(record, [&](Operation& operation) {
+  stored.operation = Changed(stored, [&](Operation& operation) {
     operation.done = true;
     if (status.ok()) {
       operation.metadata.done = operation.metadata.total;
@@ -386,28 +386,28 @@ void OperationTable::End(const Entry& entry, absl::StatusOr<OperationResponse> r
     }
   });
   dropped.reset();  // before callers see the end
-  Save(record);
+  Save(stored);
   std::map<std::uint64_t, Done> waiting;
   {
     base::MutexLock lock(mutex_);
-    entry->record = record;
+    entry->stored = stored;
     entry->held_until = clock_.Monotonic() + entry->kept;
     entry->state = OperationState::kDone;
     index_.Ended(entry);
     waiting.swap(entry->waiting);
   }
-  base::LogInfo("operation ended", {{"name", record.operation->name},
-                                    {"model", record.operation->metadata.model},
+  base::LogInfo("operation ended", {{"name", stored.operation->name},
+                                    {"model", stored.operation->metadata.model},
                                     {"code", absl::StatusCodeToString(status.code())},
                                     {"error", std::string(status.message())}});
-  for (auto& [handle, done] : waiting) done(*record.operation);
+  for (auto& [handle, done] : waiting) done(*stored.operation);
 }
 
 absl::StatusOr<OperationTable::Entry> OperationTable::Seen(const std::string& name,
                                                            const OperationViewer& viewer) const {
   Entry entry = index_.Find(name);
   const bool seen = entry != nullptr && entry->state != OperationState::kBeginning &&
-                    (viewer.tenant.empty() || viewer.tenant == entry->record.owner.tenant);
+                    (viewer.tenant.empty() || viewer.tenant == entry->stored.owner.tenant);
   if (seen) return entry;
   return base::WithReason(absl::NotFoundError(base::StrCat("there is no operation \"", name.substr(0, 128), "\"")),
                           "OPERATION", {{"name", name}});
@@ -418,7 +418,7 @@ absl::StatusOr<Operation> OperationTable::Get(const std::string& name, const Ope
   {
     base::MutexLock lock(mutex_);
     NIBBLE_ASSIGN_OR_RETURN(const Entry entry, Seen(name, viewer));
-    operation = entry->record.operation;
+    operation = entry->stored.operation;
   }
   return *operation;
 }
@@ -429,7 +429,7 @@ std::vector<OperationTable::Snapshot> OperationTable::List(const OperationViewer
   base::MutexLock lock(mutex_);
   const OperationIndex::Names& names = index_.OfTenant(viewer.tenant);
   for (auto it = names.upper_bound(after); it != names.end() && result.size() < max; ++it) {
-    if (it->second->state != OperationState::kBeginning) result.push_back(it->second->record.operation);
+    if (it->second->state != OperationState::kBeginning) result.push_back(it->second->stored.operation);
   }
   return result;
 }
@@ -437,7 +437,7 @@ std::vector<OperationTable::Snapshot> OperationTable::List(const OperationViewer
 absl::Status OperationTable::Cancel(const std::string& name, const OperationViewer& viewer) {
   base::MutexLock lock(mutex_);
   NIBBLE_ASSIGN_OR_RETURN(const Entry entry, Seen(name, viewer));
-  if (viewer.only_own.has_value() && *viewer.only_own != entry->record.owner) {
+  if (viewer.only_own.has_value() && *viewer.only_own != entry->stored.owner) {
     return base::WithReason(
         absl::PermissionDeniedError(base::StrCat(name, " belongs to another caller: cancelling it requires the role ",
                                                  Name(auth::Role::kTrain))),
@@ -485,7 +485,7 @@ absl::StatusOr<std::uint64_t> OperationTable::OnEnd(const std::string& name, Don
       entry->waiting[next_handle_] = std::move(done);
       return next_handle_++;
     }
-    operation = entry->record.operation;
+    operation = entry->stored.operation;
   }
   done(*operation);
   return 0;

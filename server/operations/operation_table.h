@@ -121,7 +121,7 @@ class OperationTable {
   absl::Status Load(const Recover& recover, const OperationParser& parse_v1);
   void EndAfterRestart(OperationEntry& entry, const Recover& recover);
   // These two wait for the disk, so the mutex must not be held.
-  void Save(const StoredOperation& record);
+  void Save(const StoredOperation& stored);
   void End(const Entry& entry, absl::StatusOr<OperationResponse> result);  // requires state kRunning or kEnding
   void Enqueue(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunLane(std::size_t lane);

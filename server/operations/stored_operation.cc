@@ -116,8 +116,8 @@ absl::StatusOr<Operation> ParseV1(const base::Json& json, std::string_view file,
 
 }  // namespace
 
-std::string Serialized(const StoredOperation& record) {
-  const Operation& operation = *record.operation;
+std::string Serialized(const StoredOperation& stored) {
+  const Operation& operation = *stored.operation;
   base::Json json = base::Json::object();
   json["version"] = kVersion;
   json["name"] = operation.name;
@@ -133,13 +133,13 @@ std::string Serialized(const StoredOperation& record) {
   } else if (operation.done) {
     json["error"] = JsonOf(operation.error);
   }
-  json["request_id"] = record.request_id;
-  json["request_digest"] = record.request_digest;
-  json["tenant"] = record.owner.tenant;
-  json["principal"] = record.owner.name;
-  json["holds_files"] = record.holds_files;
-  json["done_at_once"] = record.done_at_once;
-  json["ended_unix_s"] = operation.done ? absl::ToUnixSeconds(record.ended) : 0;
+  json["request_id"] = stored.request_id;
+  json["request_digest"] = stored.request_digest;
+  json["tenant"] = stored.owner.tenant;
+  json["principal"] = stored.owner.name;
+  json["holds_files"] = stored.holds_files;
+  json["done_at_once"] = stored.done_at_once;
+  json["ended_unix_s"] = operation.done ? absl::ToUnixSeconds(stored.ended) : 0;
   return base::Dump(json);
 }
 
@@ -152,18 +152,18 @@ absl::StatusOr<StoredOperation> ParseStoredOperation(std::string_view text, std:
     return absl::InvalidArgumentError(base::StrCat(file, ": \"version\" is ", version, ", wanted 1 or ", kVersion));
   }
   NIBBLE_ASSIGN_OR_RETURN(Operation operation, version == 1 ? ParseV1(json, file, parse_v1) : ParseV2(json, file));
-  StoredOperation record;
-  record.operation = std::make_shared<const Operation>(std::move(operation));
+  StoredOperation stored;
+  stored.operation = std::make_shared<const Operation>(std::move(operation));
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t ended, base::GetInt(json, "ended_unix_s", file, 0));
-  record.ended = absl::FromUnixSeconds(ended);
+  stored.ended = absl::FromUnixSeconds(ended);
   // A field with a wrong type gets its default; the operation is kept.
-  record.request_id = base::GetString(json, "request_id", file, "").value_or("");
-  record.request_digest = base::GetString(json, "request_digest", file, "").value_or("");
-  record.owner.tenant = base::GetString(json, "tenant", file, "").value_or("");
-  record.owner.name = base::GetString(json, "principal", file, auth::kNobody).value_or(auth::kNobody);
-  record.holds_files = base::GetBool(json, "holds_files", file, false).value_or(false);
-  record.done_at_once = base::GetBool(json, "done_at_once", file, false).value_or(false);
-  return record;
+  stored.request_id = base::GetString(json, "request_id", file, "").value_or("");
+  stored.request_digest = base::GetString(json, "request_digest", file, "").value_or("");
+  stored.owner.tenant = base::GetString(json, "tenant", file, "").value_or("");
+  stored.owner.name = base::GetString(json, "principal", file, auth::kNobody).value_or(auth::kNobody);
+  stored.holds_files = base::GetBool(json, "holds_files", file, false).value_or(false);
+  stored.done_at_once = base::GetBool(json, "done_at_once", file, false).value_or(false);
+  return stored;
 }
 
 }  // namespace nibble::operations

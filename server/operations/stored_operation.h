@@ -27,7 +27,7 @@ struct StoredOperation {
 using OperationParser = std::function<absl::StatusOr<Operation>(std::string_view bytes)>;
 
 // JSON of version 2.
-std::string Serialized(const StoredOperation& record);
+std::string Serialized(const StoredOperation& stored);
 // `file`: name for error messages. `parse_v1`: empty: a file of version 1 is an error. Errors: InvalidArgument.
 absl::StatusOr<StoredOperation> ParseStoredOperation(std::string_view text, std::string_view file,
                                                      const OperationParser& parse_v1 = {});

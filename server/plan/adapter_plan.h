@@ -13,7 +13,7 @@ namespace nibble::plan {
 
 class AdapterPlan : public MethodPlan {
  public:
-  bool trains_adapter() const override { return true; }
+  const jobs::LoraMethod* AdapterOptions(const jobs::JobSpec& spec) const override { return &Adapter(spec); }
   // target_pattern must match linears of the decoder and nothing else. Each entry of rank_pattern and alpha_pattern
   // must match a linear with an adapter, and no two entries of one field may match the same linear.
   absl::Status CheckFields(const jobs::JobSpec& spec, const model::ModelConfig& base) const override;

@@ -15,6 +15,7 @@
 #include "server/model/artifact.h"
 #include "server/model/file_names.h"
 #include "server/model/tensor_table.h"
+#include "server/plan/method_plan.h"
 #include "server/store/base_cache.h"
 
 namespace nibble::plan {
@@ -25,13 +26,6 @@ using base::StrCat;
 
 constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
 constexpr char kField[] = "warm_start_from";
-
-// Null if the method trains no adapter of this kind.
-const jobs::LoraMethod* AdapterOf(const jobs::JobSpec& spec) {
-  if (spec.method == jobs::kMethodQLora) return &spec.qlora;
-  if (spec.method == jobs::kMethodLora) return &spec.lora;
-  return nullptr;
-}
 
 std::string SortedList(std::vector<std::string> texts) {
   std::sort(texts.begin(), texts.end());
@@ -93,7 +87,7 @@ absl::Status CheckNf4Form(const jobs::JobSpec& spec, const model::ArtifactInfo& 
 }  // namespace
 
 absl::Status CheckAdapterFits(const jobs::JobSpec& spec, const model::AdapterConfig& adapter) {
-  const jobs::LoraMethod* method = AdapterOf(spec);
+  const jobs::LoraMethod* method = PlanOf(spec).AdapterOptions(spec);
   if (method == nullptr) {
     return FieldError(kField, StrCat("names the adapter ", spec.warm_start_from, ", but method ", spec.method,
                                      " trains no adapter: wanted a checkpoint (JOB/STEP) of a job with this method"));

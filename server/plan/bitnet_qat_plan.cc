@@ -26,7 +26,6 @@ class BitNetQat : public MethodPlan {
                             base::StrCat("is stored as ", inputs.base_format, ", wanted a model in f32 or bf16"));
   }
 
-  bool trains_adapter() const override { return false; }
   ModelConfig TrainedConfig(const jobs::JobSpec& spec, const ModelConfig& base) const override {
     return model::BitNetShape(base, spec.bitnet_qat.preset);
   }

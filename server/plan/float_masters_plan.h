@@ -25,7 +25,6 @@ class FloatMastersPlan : public MethodPlan {
     return absl::OkStatus();
   }
 
-  bool trains_adapter() const override { return false; }
   model::ModelConfig TrainedConfig(const jobs::JobSpec&, const model::ModelConfig& base) const override { return base; }
   model::ArtifactInfo ServedForm(const jobs::JobSpec&) const override {
     model::ArtifactInfo served;

@@ -148,7 +148,7 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
     return static_cast<std::int64_t>(std::min(bytes * kSlack, static_cast<double>(kMostBytes)));
   };
   std::vector<MemoryItem> items = {{"weights", bytes.weights}};
-  if (method.trains_adapter()) items.push_back({"adapter", bytes.adapter});
+  if (method.AdapterOptions(spec) != nullptr) items.push_back({"adapter", bytes.adapter});
   items.push_back({"optimizer", MomentBytes(spec, trained)});
   items.push_back({"activation", with_slack(activation)});
   items.push_back({"workspace", with_slack(static_cast<double>(workspace))});

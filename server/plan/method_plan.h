@@ -63,8 +63,8 @@ class MethodPlan {
   virtual absl::Status CheckFields(const jobs::JobSpec& /*spec*/, const model::ModelConfig& /*base*/) const {
     return absl::OkStatus();
   }
-  // Whether it trains an adapter on the base, and not the weights themselves.
-  virtual bool trains_adapter() const = 0;
+  // The options of the adapter that it trains on the base, within the spec. Null if it trains the weights themselves.
+  virtual const jobs::LoraMethod* AdapterOptions(const jobs::JobSpec& /*spec*/) const { return nullptr; }
   // The architecture that is trained on a base.
   virtual model::ModelConfig TrainedConfig(const jobs::JobSpec& spec, const model::ModelConfig& base) const = 0;
   // The form in which the trained model is evaluated and served: its format, and for int8 and ternary how linears read

@@ -18,6 +18,7 @@ StatePaths::StatePaths(std::string root, std::string database_root)
 std::string StatePaths::database() const { return JoinPath(database_root_, "nibble.db"); }
 std::string StatePaths::trainer_socket() const { return JoinPath(database_root_, "trainers.sock"); }
 std::string StatePaths::lock() const { return JoinPath(root_, "lock"); }
+std::string StatePaths::database_lock() const { return JoinPath(database_root_, "lock"); }
 std::string StatePaths::reserve() const { return JoinPath(database_root_, "reserve"); }
 std::string StatePaths::models() const { return JoinPath(root_, "models"); }
 std::string StatePaths::model(std::string_view name) const { return JoinPath(models(), name); }

@@ -52,6 +52,7 @@ class StatePaths {
   std::string database() const;
   std::string trainer_socket() const;
   std::string lock() const;
+  std::string database_lock() const;
   std::string reserve() const;
   std::string models() const;
   std::string model(std::string_view name) const;

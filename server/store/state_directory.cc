@@ -38,7 +38,7 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(base::FileS
   NIBBLE_ASSIGN_OR_RETURN(auto lock, StateLock::Acquire(paths.lock()));
   std::unique_ptr<StateLock> database_lock;
   if (database_root != root) {
-    NIBBLE_ASSIGN_OR_RETURN(database_lock, StateLock::Acquire(base::JoinPath(database_root, "lock")));
+    NIBBLE_ASSIGN_OR_RETURN(database_lock, StateLock::Acquire(paths.database_lock()));
   }
   NIBBLE_RETURN_IF_ERROR(CheckDatabasePair(files, paths));
   NIBBLE_ASSIGN_OR_RETURN(auto reserve, DiskReserve::Open(files, paths.reserve()));

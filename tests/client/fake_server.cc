@@ -261,13 +261,16 @@ ClientOptions FastOptions() {
   return options;
 }
 
-Result RunNibble(FakeServer& server, std::vector<std::string> arguments, const std::string& input,
-                 cli::InterruptNote* interrupt) {
+namespace {
+
+Result RunWith(FakeServer& server, std::vector<std::string> arguments, const std::string& input,
+               cli::InterruptNote* interrupt, bool out_is_tty) {
   std::istringstream in(input);
   std::ostringstream out;
   std::ostringstream err;
   cli::Terminal terminal{in, out, err};
   terminal.interrupt = interrupt;
+  terminal.out_is_tty = out_is_tty;
   Result result;
   result.exit = cli::Run(std::move(arguments), terminal, [&](const std::string&, const ClientOptions&) {
     return Client(server.Channel(), FastOptions());
@@ -275,6 +278,17 @@ Result RunNibble(FakeServer& server, std::vector<std::string> arguments, const s
   result.out = out.str();
   result.err = err.str();
   return result;
+}
+
+}  // namespace
+
+Result RunNibble(FakeServer& server, std::vector<std::string> arguments, const std::string& input,
+                 cli::InterruptNote* interrupt) {
+  return RunWith(server, std::move(arguments), input, interrupt, /*out_is_tty=*/false);
+}
+
+Result RunNibbleInTerminal(FakeServer& server, std::vector<std::string> arguments) {
+  return RunWith(server, std::move(arguments), "", nullptr, /*out_is_tty=*/true);
 }
 
 std::string TemporaryFolder() {

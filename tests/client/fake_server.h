@@ -152,6 +152,8 @@ struct Result {
 // Runs the command-line program against the server.
 Result RunNibble(FakeServer& server, std::vector<std::string> arguments, const std::string& input = "",
                  cli::InterruptNote* interrupt = nullptr);
+// The same with a terminal as its output.
+Result RunNibbleInTerminal(FakeServer& server, std::vector<std::string> arguments);
 
 // A new, empty folder, which exists until the test program ends.
 std::string TemporaryFolder();

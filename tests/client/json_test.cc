@@ -244,8 +244,8 @@ TEST(JsonTest, CommandsPrintTheDocumentedKeys) {
   FAIL() << "the transcript differs from golden/json.txt; the new one is in " << path;
 }
 
-// The requests that the commands send.
-TEST(JsonTest, OptionsArriveInTheRequests) {
+// OptionsOf...: the requests that the commands send.
+TEST(JsonTest, OptionsOfModelCommandsArriveInTheRequests) {
   FakeServer server;
   Fill(server);
   RunNibble(server, {"--json", "models", "import", WriteFile("m.gguf", "weights"), "--name", "n", "--dtype", "f32"});
@@ -303,7 +303,11 @@ TEST(JsonTest, OptionsArriveInTheRequests) {
   EXPECT_EQ(server.export_model.asked[1].max_shard_bytes(), 6'000'000'000);
   RunNibble(server, {"models", "load", "a", "--device", "cuda:1"});
   EXPECT_EQ(server.load_model.asked.at(0).device().ordinal(), 1);
+}
 
+TEST(JsonTest, OptionsOfInferenceCommandsArriveInTheRequests) {
+  FakeServer server;
+  Fill(server);
   RunNibble(server, {"--json", "generate", "m", "--prompt", "p", "--max-tokens", "7", "--temperature", "0.5", "--seed",
                      "0", "--logprobs", "1", "--ignore-eos"});
   const v1::GenerateRequest& generate = server.generate_stream.asked.at(0).request();

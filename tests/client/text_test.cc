@@ -26,7 +26,7 @@ TEST(TextTest, GenerateStreamsTheText) {
 
 TEST(TextTest, LogprobsAreATableWithTokenTextsAndAlternatives) {
   FakeServer server;
-  server.generate_stream.answer = [](const auto&, const ReplyWrite& write) {
+  const auto answer = [](const auto&, const ReplyWrite& write) {
     v1::GenerateReply delta = Proto<v1::GenerateReply>(R"(delta { text: "Paris \303\244" token_ids: [7, 8, 9]
       logprobs { token_id: 7 logprob: -0.25 token: "Paris" top { token_id: 7 logprob: -0.25 token: "Paris" } top { token_id: 3 logprob: -1.5 token: " \n" } }
       logprobs { token_id: 8 logprob: -2 token: " \303" }
@@ -36,13 +36,21 @@ TEST(TextTest, LogprobsAreATableWithTokenTextsAndAlternatives) {
     for (const auto& reply : replies) write(reply);
     return grpc::Status::OK;
   };
-  const Result result = RunNibble(server, {"generate", "m", "--prompt", "p", "--logprobs", "2"});
-  EXPECT_EQ(result.exit, 0) << result.err;
-  EXPECT_EQ(result.out, "Paris \xC3\xA4\n") << "the text alone";
-  EXPECT_THAT(result.err, HasSubstr("TOKEN    ID  LOGPROB  ALTERNATIVES\n"
-                                    "\"Paris\"  7   -0.25    \" \\n\" -1.5\n"
-                                    "\" \\xc3\"  8   -2       \n"
-                                    "\"\\xa4\"   9   -0.5     \n"));
+  server.generate_stream.answer = answer;
+  server.chat_stream.answer = answer;
+  const std::vector<std::string> commands[] = {{"generate", "m", "--prompt", "p", "--logprobs", "2"},
+                                               {"chat", "m", "--message", "p", "--logprobs", "2"}};
+  for (const std::vector<std::string>& command : commands) {
+    const Result result = RunNibble(server, command);
+    EXPECT_EQ(result.exit, 0) << result.err;
+    EXPECT_EQ(result.out, "Paris \xC3\xA4\n") << "the text alone";
+    EXPECT_THAT(result.err, HasSubstr("TOKEN    ID  LOGPROB  ALTERNATIVES\n"
+                                      "\"Paris\"  7   -0.25    \" \\n\" -1.5\n"
+                                      "\" \\xc3\"  8   -2       \n"
+                                      "\"\\xa4\"   9   -0.5     \n"));
+  }
+  EXPECT_EQ(server.generate_stream.asked.at(0).request().output().logprobs(), 2);
+  EXPECT_EQ(server.chat_stream.asked.at(0).request().output().logprobs(), 2);
 }
 
 TEST(TextTest, ErrorAfterTheFirstTokensFailsTheCommand) {
@@ -150,6 +158,8 @@ TEST(TextTest, PreviewMarksTheTrainedTokens) {
     total_rows: 1 tokens: 4 trainable_tokens: 2)"));
   EXPECT_EQ(RunNibble(server, {"datasets", "preview", "d", "--model", "m"}).out,
             "trained tokens are in [ ]\n--- row 1: 4 tokens, 2 trained\nIs it?[ yes.<end>]\n1 of 1 rows\n");
+  EXPECT_EQ(RunNibbleInTerminal(server, {"datasets", "preview", "d", "--model", "m"}).out,
+            "trained tokens are green\n--- row 1: 4 tokens, 2 trained\nIs it?\x1b[32m yes.<end>\x1b[0m\n1 of 1 rows\n");
 }
 
 // The text has two characters of two bytes; each of these bytes is a token whose text is U+FFFD.

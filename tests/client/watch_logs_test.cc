@@ -104,16 +104,10 @@ TEST_F(WatchLogsTest, TerminalGetsNoControlCharacters) {
   // U+009B, which means ESC [, is divided between two chunks.
   server_.watch_job_logs.Answers(
       {Chunk(1, 0), Chunk(1, 0, "a\x1b[2J\tb\xC2"), Chunk(1, 8, "\x9B\n"), Chunk(2, 0), Chunk(2, 0, "c\n")});
-  std::istringstream in;
-  std::ostringstream out, err;
-  cli::Terminal terminal{in, out, err};
-  terminal.out_is_tty = true;
-  EXPECT_EQ(
-      cli::Run({"jobs", "logs", "job-1", "-f"}, terminal,
-               [&](const std::string&, const ClientOptions&) { return Client(server_.Channel(), FastOptions()); }),
-      0);
-  EXPECT_EQ(out.str(), "a\xEF\xBF\xBD[2J\tb\xEF\xBF\xBD\nc\n");
-  EXPECT_EQ(err.str(), "attempt 2\n");
+  const Result result = RunNibbleInTerminal(server_, {"jobs", "logs", "job-1", "-f"});
+  EXPECT_EQ(result.exit, 0);
+  EXPECT_EQ(result.out, "a\xEF\xBF\xBD[2J\tb\xEF\xBF\xBD\nc\n");
+  EXPECT_EQ(result.err, "attempt 2\n");
   EXPECT_TRUE(server_.watch_job_logs.asked.at(0).follow());
 }
 

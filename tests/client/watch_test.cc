@@ -4,6 +4,7 @@
 #include <atomic>
 #include <thread>
 
+#include "absl/time/clock.h"
 #include "tests/client/fake_server.h"
 
 namespace nibble::client {
@@ -323,6 +324,40 @@ TEST_F(WatchTest, SurvivesARestartOfTheServer) {
   restart.join();
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_THAT(seen_, ElementsAreArray(Range(1, 6)));
+}
+
+// With the program's own waits: a server that is away for a second is found within two more.
+TEST_F(WatchTest, EventsContinueWithinTwoSecondsAfterAShortOutage) {
+  const std::string address = "unix:" + TemporaryFolder() + "/socket";
+  std::atomic<bool> began{false};
+  std::atomic<std::int64_t> back_us{0}, continued_us{0};
+  server_.watch_job.answer = [&](const v1::WatchJobRequest& request, const Write& write) {
+    write(Snapshot(v1::JOB_STATE_RUNNING, 2));
+    if (request.after_sequence() == 0) {
+      write(Step(1));
+      began = true;
+      began.notify_all();
+      while (write(Snapshot(v1::JOB_STATE_RUNNING, 2))) std::this_thread::yield();  // until the server stops
+      return Lost();
+    }
+    continued_us = absl::ToUnixMicros(absl::Now());
+    write(End(2));
+    return grpc::Status::OK;
+  };
+  server_.Listen(address);
+  std::thread outage([&] {
+    began.wait(false);
+    server_.Stop();
+    absl::SleepFor(absl::Seconds(1));
+    server_.Listen(address);
+    back_us = absl::ToUnixMicros(absl::Now());
+  });
+  Client client = Client::Connect(address, ClientOptions());
+  const auto job = client.WatchJob("job-1", 0, [](const v1::JobEvent&) { return absl::OkStatus(); });
+  outage.join();
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_GT(continued_us, 0);
+  EXPECT_LT(continued_us - back_us, 2'000'000);
 }
 
 }  // namespace

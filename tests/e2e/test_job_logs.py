@@ -143,7 +143,7 @@ def test_caller_that_goes_away_frees_its_watch(tenants):
     server.run("jobs", "cancel", job)
 
 
-def test_interrupted_reader_ends_and_its_job_goes_on(shared):
+def test_interrupted_reader_ends_and_its_job_continues(shared):
     job = shared.json(*CREATE, "--max-steps", 5000)["id"]
     reader = subprocess.Popen([BIN / "nibble", "--server", shared.grpc, "jobs", "logs", "-f", job], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                               text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))

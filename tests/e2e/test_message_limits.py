@@ -120,7 +120,7 @@ def test_L6_claim_of_more_than_two_gibibytes_allocates_nothing(server, claimed):
         assert kind is not None, "the call did not end"
         if kind == HEADERS:
             # gRPC 1.51 gets no message, and so no length to refuse: its callback API answers UNIMPLEMENTED to a request
-            # that it cannot read (docs/adr/0011-a-claim-of-two-gibibytes-costs-what-is-sent.md).
+            # that it cannot read (docs/adr/0011-a-false-message-length-costs-only-the-bytes-that-are-sent.md).
             assert trailer_code(payload) in (grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], grpc.StatusCode.UNIMPLEMENTED.value[0])
         connection.close()
 

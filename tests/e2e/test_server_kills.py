@@ -393,6 +393,55 @@ def failed(clients):
     return any(client.done() and client.exception() is not None for client in clients)
 
 
+def kill_in_traffic(server, traffic, fault, draw):
+    """Kills the server at a random moment of three clients' traffic, and its trainers as the fault says. Returns the
+    clients' futures, and the directories of the trainers that were stopped and of those that were killed, by pid."""
+    stop, before, frozen, killed = threading.Event(), traffic.operations, {}, {}
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        clients = [pool.submit(traffic.run, server.grpc, stop, 4) for _ in range(3)]
+        try:
+            until = time.monotonic() + draw.uniform(0.2, 2.0)
+            while time.monotonic() < until or traffic.operations - before < MIN_OPERATIONS and time.monotonic() < until + 20:
+                check_one_writer(server)
+                time.sleep(0.05)
+            if fault in ("slow", "orphans"):
+                soon(lambda: failed(clients) or not all(has_outcome(directory) for directory in attempts(server).values()))
+            if fault == "both":
+                killed = attempts(server)
+                send(killed, signal.SIGKILL)
+            server.kill()
+            if fault == "slow":
+                frozen = attempts(server)
+                send(frozen, signal.SIGSTOP)
+            if fault == "orphans":
+                killed = attempts(server)
+                send(killed, signal.SIGKILL)
+        finally:
+            stop.set()
+    return clients, frozen, killed
+
+
+def end_all_jobs(server, traffic):
+    """Lets every job end, and checks what is left of each."""
+    api = Api(server.grpc)
+    while traffic.unanswered:  # or an unknown job could exist
+        traffic.create(api)
+    left = check_all_there(server.grpc, traffic)
+    traffic.paused.clear()
+    for name in left:
+        soon(lambda name=name: traffic.ask(api, "GetJob", name).state != 4, seconds=120)  # --pause_grace_s is 60
+        traffic.ask_if_legal(api, "ResumeJob", name)
+    for name in reversed(left):  # the oldest is the next to run
+        server.run("jobs", "watch", name, check=False)  # exit 8 for a cancelled one
+        check_story(traffic.read(api, name))
+    ended = check_all_there(server.grpc, traffic)
+    assert {path.name for path in (server.state / "jobs").iterdir()} <= set(ended), "a deleted job has files"
+    models = check_artifacts(server, set())
+    for name in ended:
+        assert (ended[name].output_model in models) == (ended[name].state == 7), "a model without success, or the reverse"
+    api.close()
+
+
 # R1 allows 5 s for a restart. The few kills may run beside a build, so they look for a hang, not for seconds.
 @pytest.mark.parametrize("kills, restart_s", [pytest.param(4, 15, id="4"), pytest.param(200, 5, id="200", marks=pytest.mark.full)])
 def test_R1_repeated_kills_of_the_server_lose_nothing(make_server, model_directory, text_file, kills, restart_s):
@@ -403,29 +452,8 @@ def test_R1_repeated_kills_of_the_server_lose_nothing(make_server, model_directo
     counted, void, adopted, lost, slowest, models = 0, 0, 0, 0, 0.0, check_artifacts(server, set())
     while counted < kills:
         draw = random.Random(counted + 1000 * void)
-        fault = FAULTS[counted % len(FAULTS)]
-        stop, before, frozen, killed = threading.Event(), traffic.operations, {}, {}
-        with concurrent.futures.ThreadPoolExecutor(3) as pool:
-            clients = [pool.submit(traffic.run, server.grpc, stop, 4) for _ in range(3)]
-            try:
-                until = time.monotonic() + draw.uniform(0.2, 2.0)
-                while time.monotonic() < until or traffic.operations - before < MIN_OPERATIONS and time.monotonic() < until + 20:
-                    check_one_writer(server)
-                    time.sleep(0.05)
-                if fault in ("slow", "orphans"):
-                    soon(lambda: failed(clients) or not all(has_outcome(directory) for directory in attempts(server).values()))
-                if fault == "both":
-                    killed = attempts(server)
-                    send(killed, signal.SIGKILL)
-                server.kill()
-                if fault == "slow":
-                    frozen = attempts(server)
-                    send(frozen, signal.SIGSTOP)
-                if fault == "orphans":
-                    killed = attempts(server)
-                    send(killed, signal.SIGKILL)
-            finally:
-                stop.set()
+        fault, before = FAULTS[counted % len(FAULTS)], traffic.operations
+        clients, frozen, killed = kill_in_traffic(server, traffic, fault, draw)
         try:
             soon(lambda: all(stands_still(pid) is not False for pid in frozen))
             soon(lambda: all(stands_still(pid) is None for pid in killed))
@@ -466,24 +494,7 @@ def test_R1_repeated_kills_of_the_server_lose_nothing(make_server, model_directo
     assert traffic.acknowledged and traffic.resumes
     assert adopted > 0, "no trainer outlived its server"
     assert lost > 0, "no trainer was lost"
-
-    api = Api(server.grpc)
-    while traffic.unanswered:  # or an unknown job could exist
-        traffic.create(api)
-    left = check_all_there(server.grpc, traffic)
-    traffic.paused.clear()
-    for name in left:
-        soon(lambda name=name: traffic.ask(api, "GetJob", name).state != 4, seconds=120)  # --pause_grace_s is 60
-        traffic.ask_if_legal(api, "ResumeJob", name)
-    for name in reversed(left):  # the oldest is the next to run
-        server.run("jobs", "watch", name, check=False)  # exit 8 for a cancelled one
-        check_story(traffic.read(api, name))
-    ended = check_all_there(server.grpc, traffic)
-    assert {path.name for path in (server.state / "jobs").iterdir()} <= set(ended), "a deleted job has files"
-    models = check_artifacts(server, set())
-    for name in ended:
-        assert (ended[name].output_model in models) == (ended[name].state == 7), "a model without success, or the reverse"
-    api.close()
+    end_all_jobs(server, traffic)
     assert server.stop() == 0
     assert trainers(server) == []
     assert sqlite3.connect(server.state / "nibble.db").execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -41,9 +41,9 @@ ONLY_IN = {
     r"boost/": ["server/http", "server/kube", "client/http_get"],
     # Headers that are generated from protos: logic does not depend on the messages of the API.
     r"nibble/|google/(longrunning|rpc)/|.*[.]pb[.]h$": ["server/rpc", "server/trainer/reporter", "server/grpc_server", "client"],
-    # gRPC itself. Besides the folders above: the composition root (app.cc), gRPC's limits and gRPC's log.
-    r"google/protobuf/|grpc": ["server/rpc", "server/auth", "server/trainer/reporter", "server/grpc_server", "server/app.cc",
-                               "server/limits.cc", "server/library_log.cc", "client"],
+    # gRPC itself. Besides those above: checks of tokens, certificates, the composition root (app.cc), gRPC's limits and log.
+    r"google/protobuf/|grpc": ["server/rpc", "server/auth/auth_processor", "server/auth/tls", "server/trainer/reporter",
+                               "server/grpc_server", "server/app.cc", "server/limits.cc", "server/library_log.cc", "client"],
 }
 
 
@@ -127,6 +127,47 @@ def test_tests_are_collected_without_the_packages_of_full():
     wrong = {path.name: packages for path in files if (packages := imported_without_skip(path.read_text()))}
     assert wrong == {}
     assert len(files) > 50
+
+
+def long_functions(path, limit=80):
+    """(name or first line, lines) of each function with more lines than `limit`. In C++ a function of a formatted file
+    ends with a line that is only its closing brace, and begins with the nearest line above of the same indentation."""
+    source = path.read_text()
+    if path.suffix == ".py":
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno - node.lineno >= limit:
+                yield node.name, node.end_lineno - node.lineno + 1
+        return
+    lines, begins = source.splitlines(), {}
+    for number, line in enumerate(lines):
+        text = line.lstrip(" ")
+        indent = len(line) - len(text)
+        if indent > 2 or not text or text[0] in "#/":
+            continue
+        if text == "}" and indent in begins and number - begins[indent] >= limit:
+            yield lines[begins[indent]].strip(), number - begins[indent] + 1
+        begins[indent] = number
+
+
+def test_functions_have_at_most_80_lines_and_test_files_600(tmp_path):
+    found, files = [], 0
+    for folder in ("kernels", "server", "client", "tests", "deploy"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix not in (".h", ".cc", ".cu", ".cuh", ".py"):
+                continue
+            files += 1
+            name = path.relative_to(ROOT).as_posix()
+            found += [f"{name}: {function} has {lines} lines" for function, lines in long_functions(path)]
+            lines = len(path.read_text().splitlines())
+            if folder == "tests" and lines > 600:
+                found.append(f"{name} has {lines} lines")
+    assert files > 1000
+    assert found == []
+    # The check itself: a function of 81 lines in each language.
+    (tmp_path / "a.py").write_text("def f():\n" + "    g()\n" * 80)
+    (tmp_path / "a.cc").write_text("namespace a {\n\nint F(int x,\n      int y) {\n" + "  G();\n" * 78 + "}\n\n}  // namespace a\n")
+    assert list(long_functions(tmp_path / "a.py")) == [("f", 81)]
+    assert list(long_functions(tmp_path / "a.cc")) == [("int F(int x,", 81)]
 
 
 def test_every_source_is_formatted():

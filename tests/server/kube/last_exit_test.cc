@@ -33,7 +33,7 @@ std::string Pod(const std::string& last_state) {
 const std::string kKilled =
     Pod(R"({"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-11-26T20:00:00Z"}})");
 
-TEST(LastExitReasonTest, IsThatOfTheNamedContainer) {
+TEST(LastExitReasonTest, ReasonIsThatOfTheNamedContainer) {
   EXPECT_EQ(*LastExitReason(kKilled, "nibbled"), kOomKilled);
   EXPECT_EQ(*LastExitReason(Pod(R"({"terminated": {"exitCode": 1, "reason": "Error"}})"), "nibbled"), "Error");
   EXPECT_EQ(*LastExitReason(Pod("{}"), "nibbled"), "") << "its first run";

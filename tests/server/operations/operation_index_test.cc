@@ -18,15 +18,15 @@ using base::StrCat;
 OperationIndex::Entry Made(const std::string& name, const auth::RequestOwner& owner, const std::string& request_id = "",
                            std::int64_t created_s = 0) {
   auto entry = std::make_shared<OperationEntry>();
-  entry->record.operation = std::make_shared<const Operation>(
+  entry->stored.operation = std::make_shared<const Operation>(
       Operation{.name = name, .metadata = {.created = absl::FromUnixSeconds(created_s)}});
-  entry->record.owner = owner;
-  entry->record.request_id = request_id;
+  entry->stored.owner = owner;
+  entry->stored.request_id = request_id;
   return entry;
 }
 
 void End(OperationIndex& index, const OperationIndex::Entry& entry, int second, bool files = false) {
-  entry->record.ended = absl::FromUnixSeconds(second);
+  entry->stored.ended = absl::FromUnixSeconds(second);
   entry->state = OperationState::kDone;
   if (files) {
     entry->held = std::make_shared<const int>(1);
@@ -88,7 +88,7 @@ TEST(OperationIndexTest, FindsOldOperationsAndFilesThatAreDue) {
   EXPECT_EQ(index.EndedBefore(absl::InfiniteFuture()), second);
 }
 
-// If the server crashes before it has removed the file of the older record, two records have the same request id.
+// If the server crashes before it has removed the file of the older one, two operations have the same request id.
 TEST(OperationIndexTest, RequestIdOfTwoRecordsBelongsToTheNewerOperation) {
   for (const bool newer_first : {false, true}) {
     OperationIndex index;
@@ -133,7 +133,7 @@ TEST(OperationIndexTest, C1TimeDoesNotGrowWithTheNumberOfOperations) {
     for (int i = 0; i < rounds; ++i) {
       const auth::RequestOwner owner{.tenant = "", .name = StrCat("owner-", i % 1000)};
       const auto entry = Made(StrCat("new-", i), owner, StrCat("id-", i));
-      EXPECT_EQ(index.FindRequest(owner, entry->record.request_id), nullptr);
+      EXPECT_EQ(index.FindRequest(owner, entry->stored.request_id), nullptr);
       EXPECT_GE(index.num_open(owner), 0);
       EXPECT_EQ(index.Surplus(owner, false), nullptr);
       EXPECT_EQ(index.EndedBefore(absl::UnixEpoch()), nullptr);

@@ -49,8 +49,8 @@ TEST_F(OperationTableTest, DeleteThatFailedCanBeRepeated) {
   EXPECT_TRUE(absl::IsNotFound(Open("operations")->Get(name).status()));
 }
 
-// Operations begin, end and are cancelled concurrently. The record of an operation's beginning must be written before
-// the record of its end.
+// Operations begin, end and are cancelled concurrently. The file of an operation's beginning must be written before
+// the file of its end.
 TEST_F(OperationTableTest, C13DiskAndTableAgreeOnEveryOperation) {
   table_->Start({.lane = OperationLane::kReaders}, later_.Body()).status().IgnoreError();
   gate_.Open();

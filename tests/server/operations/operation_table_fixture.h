@@ -58,7 +58,7 @@ class Gate {
   bool open_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// A stalled disk: one kind of change of an operation's record waits until Open. Removals may fail instead. Thread-safe.
+// A stalled disk: one kind of change of an operation's file waits until Open. Removals may fail instead. Thread-safe.
 class Stall {
  public:
   void Shut(const std::string& kind) {

@@ -14,14 +14,14 @@ namespace nibble::operations {
 namespace {
 
 StoredOperation Record(Operation operation) {
-  StoredOperation record;
-  record.operation = std::make_shared<const Operation>(std::move(operation));
-  record.owner = {.tenant = "red", .name = "ann"};
-  record.request_id = "one";
-  record.request_digest = "a1b2";
-  record.ended = absl::FromUnixSeconds(1'700'000'009);
-  record.holds_files = true;
-  return record;
+  StoredOperation stored;
+  stored.operation = std::make_shared<const Operation>(std::move(operation));
+  stored.owner = {.tenant = "red", .name = "ann"};
+  stored.request_id = "one";
+  stored.request_digest = "a1b2";
+  stored.ended = absl::FromUnixSeconds(1'700'000'009);
+  stored.holds_files = true;
+  return stored;
 }
 
 Operation Ended() {
@@ -35,20 +35,20 @@ Operation Ended() {
           .done = true};
 }
 
-void ExpectRoundTrip(const StoredOperation& record) {
-  const auto parsed = ParseStoredOperation(Serialized(record), "op-1.json");
+void ExpectRoundTrip(const StoredOperation& stored) {
+  const auto parsed = ParseStoredOperation(Serialized(stored), "op-1.json");
   ASSERT_TRUE(parsed.ok()) << parsed.status();
-  EXPECT_EQ(*parsed->operation, *record.operation) << Serialized(record);
-  EXPECT_EQ(parsed->owner, record.owner);
-  EXPECT_EQ(parsed->request_id, record.request_id);
-  EXPECT_EQ(parsed->request_digest, record.request_digest);
-  EXPECT_EQ(parsed->ended, record.operation->done ? record.ended : absl::UnixEpoch());
-  EXPECT_EQ(parsed->holds_files, record.holds_files);
-  EXPECT_EQ(parsed->done_at_once, record.done_at_once);
+  EXPECT_EQ(*parsed->operation, *stored.operation) << Serialized(stored);
+  EXPECT_EQ(parsed->owner, stored.owner);
+  EXPECT_EQ(parsed->request_id, stored.request_id);
+  EXPECT_EQ(parsed->request_digest, stored.request_digest);
+  EXPECT_EQ(parsed->ended, stored.operation->done ? stored.ended : absl::UnixEpoch());
+  EXPECT_EQ(parsed->holds_files, stored.holds_files);
+  EXPECT_EQ(parsed->done_at_once, stored.done_at_once);
 }
 
-base::Json JsonOf(const StoredOperation& record) {
-  const auto json = base::ParseJson(Serialized(record));
+base::Json JsonOf(const StoredOperation& stored) {
+  const auto json = base::ParseJson(Serialized(stored));
   EXPECT_TRUE(json.ok()) << json.status();
   return json.value_or(base::Json::object());
 }
@@ -58,11 +58,11 @@ TEST(StoredOperationTest, UnfinishedOperationIsReadBack) {
   operation.done = false;
   ExpectRoundTrip(Record(operation));
   operation.metadata = {};
-  StoredOperation record = Record(operation);
-  record.owner = {};
-  record.request_id.clear();
-  record.holds_files = false;
-  ExpectRoundTrip(record);
+  StoredOperation stored = Record(operation);
+  stored.owner = {};
+  stored.request_id.clear();
+  stored.holds_files = false;
+  ExpectRoundTrip(stored);
 }
 
 TEST(StoredOperationTest, FileOfAnEarlierServerHasNoKind) {
@@ -81,9 +81,9 @@ TEST(StoredOperationTest, ResponseOfAnyBytesIsReadBack) {
   for (int byte = 0; byte < 256; ++byte) all += static_cast<char>(byte);
   for (const std::string& bytes : {std::string(), std::string(1, '\0'), all}) {
     operation.response = OperationResponse{.type = "type.googleapis.com/nibble.v1.Model", .bytes = bytes};
-    StoredOperation record = Record(operation);
-    record.done_at_once = true;
-    ExpectRoundTrip(record);
+    StoredOperation stored = Record(operation);
+    stored.done_at_once = true;
+    ExpectRoundTrip(stored);
   }
   operation.response = OperationResponse();
   ExpectRoundTrip(Record(operation));
@@ -116,9 +116,9 @@ TEST(StoredOperationTest, MessageThatIsNotUtf8IsReadBackByteForByte) {
   Operation operation = Ended();
   for (const std::string message : {"\xFF", "cut \xE2\x82", "a\xC3(b", "\xF0\x9F\x98\x80 is valid"}) {
     operation.error = absl::InternalError(message);
-    const StoredOperation record = Record(operation);
-    EXPECT_EQ(JsonOf(record)["error"].contains("message_bytes"), !message.ends_with("valid")) << message;
-    ExpectRoundTrip(record);
+    const StoredOperation stored = Record(operation);
+    EXPECT_EQ(JsonOf(stored)["error"].contains("message_bytes"), !message.ends_with("valid")) << message;
+    ExpectRoundTrip(stored);
   }
 }
 

@@ -37,6 +37,9 @@ TEST_F(OperationsTest, RunningOperationReportsItsProgressAndThenItsResult) {
   v1::Model model;
   ASSERT_TRUE(done.response().UnpackTo(&model));
   EXPECT_EQ(model.name(), "m");
+  ASSERT_TRUE(done.metadata().UnpackTo(&metadata));
+  EXPECT_EQ(metadata.done(), 2) << "the body reported 1 of 2: the end counts what is left";
+  EXPECT_EQ(metadata.total(), 2);
   EXPECT_EQ(Get(name).SerializeAsString(), done.SerializeAsString());
   EXPECT_EQ(table_->num_waiting(), 0u);
 }

@@ -13,11 +13,11 @@
 #include <memory>
 #include <string>
 
-#include "absl/time/clock.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "nibble/v1/fine_tune_service.grpc.pb.h"
 #include "tests/server/jobs/controller_fixture.h"
+#include "tests/support/soon.h"
 
 namespace nibble::rpc {
 namespace {
@@ -163,7 +163,7 @@ TEST_F(WatchJobLogsTest, LargeLogArrivesInSmallChunks) {
   EXPECT_EQ(got, text);
 }
 
-TEST_F(WatchJobLogsTest, FollowedLogGoesOnWithTheNextAttemptUntilTheJobEnds) {
+TEST_F(WatchJobLogsTest, FollowedLogContinuesWithTheNextAttemptUntilTheJobEnds) {
   const std::string id = SubmitRunning();
   Log(id, 1, "first");
   const auto watch = Begin(Request(id, /*follow=*/true));
@@ -273,8 +273,7 @@ TEST_F(WatchJobLogsTest, CallerThatGoesAwayFreesItsPlace) {
   while (watch->reader->Read(&chunk)) {
   }
   EXPECT_EQ(watch->reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
-  for (int i = 0; i < 1000 && environment_.watches.open() > 0; ++i) absl::SleepFor(absl::Milliseconds(10));
-  EXPECT_EQ(environment_.watches.open(), 0);
+  EXPECT_TRUE(testing_support::Soon([&] { return environment_.watches.open() == 0; }));
 }
 
 TEST_F(WatchJobLogsTest, DrainEndsTheWatch) {

@@ -143,7 +143,7 @@ TEST(ChatTemplateTest, RaiseExceptionIsInvalidArgumentWithItsTextTruncated) {
 class BombTest : public ::testing::TestWithParam<const char*> {};
 
 // Each template needs endless time, memory or stack.
-TEST_P(BombTest, IsRefusedSoon) {
+TEST_P(BombTest, BombIsRefusedSoon) {
   const auto start = std::chrono::steady_clock::now();
   const auto text = Render(GetParam());
   EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument) << text.status();

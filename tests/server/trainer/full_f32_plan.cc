@@ -34,7 +34,6 @@ class FullF32 : public plan::MethodPlan {
                             base::StrCat("is stored as ", inputs.base_format, ", wanted a model in f32 or bf16"));
   }
 
-  bool trains_adapter() const override { return false; }
   ModelConfig TrainedConfig(const JobSpec&, const ModelConfig& base) const override { return base; }
   model::ArtifactInfo ServedForm(const JobSpec&) const override {
     model::ArtifactInfo served;
