@@ -44,7 +44,7 @@ TEST(QLoraMethodTest, ScalerBlocksNeedDoubleQuantization) {
   EXPECT_THAT(base::ReasonMetadata(Validate(spec))["qlora.scaler_block"], HasSubstr("wanted unset with double_quant"));
 }
 
-TEST(QLoraMethodTest, OptionsOfANf4BaseMustBeItsOwn) {
+TEST(QLoraMethodTest, SetOptionsMustMatchThoseOfAnNf4Base) {
   const auto error = [](const QLoraMethod& qlora, const model::Nf4Options& base) {
     return std::string(CheckNf4Base(qlora, base).message());
   };

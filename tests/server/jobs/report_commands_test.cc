@@ -28,7 +28,7 @@ class ReportCommandsTest : public ControllerFixture {
   }
 };
 
-TEST_F(ReportCommandsTest, CheckpointRequestIsAnsweredUntilItsFileIsGone) {
+TEST_F(ReportCommandsTest, AnswersCarryACheckpointRequestUntilItsFileIsGone) {
   const std::string id = RunningJob();
   EXPECT_EQ(Heartbeat(id).checkpoint_request, "");
   ASSERT_TRUE(controller_->Checkpoint(id).ok());
@@ -36,7 +36,8 @@ TEST_F(ReportCommandsTest, CheckpointRequestIsAnsweredUntilItsFileIsGone) {
   const std::string request = Heartbeat(id).checkpoint_request;
   EXPECT_NE(request, "");
   EXPECT_EQ(CheckpointRequest(base::RealFileSystem(), directory), request) << "both ways carry the same id";
-  Checkpoint(Trainer(id), 1);  // of an earlier moment: the trainer removes the file when it has served the request
+  // A checkpoint begun before the request does not serve it: only the trainer's removal of the file does.
+  Checkpoint(Trainer(id), 1);
   controller_->Tick();
   EXPECT_EQ(Heartbeat(id).checkpoint_request, request);
   ASSERT_TRUE(ClearCheckpointRequest(base::RealFileSystem(), directory).ok());
@@ -46,7 +47,7 @@ TEST_F(ReportCommandsTest, CheckpointRequestIsAnsweredUntilItsFileIsGone) {
   EXPECT_NE(Heartbeat(id).checkpoint_request, request) << "another request has another id";
 }
 
-TEST_F(ReportCommandsTest, NextServerAnswersTheCheckpointRequestOfAKilledOne) {
+TEST_F(ReportCommandsTest, NextServerRepeatsTheCheckpointRequestOfAKilledOne) {
   const std::string id = RunningJob();
   ASSERT_TRUE(controller_->Checkpoint(id).ok());
   const std::string request = Heartbeat(id).checkpoint_request;
@@ -68,11 +69,13 @@ TEST_F(ReportCommandsTest, UnservedCheckpointRequestPassesToTheNextAttempt) {
   EXPECT_EQ(CheckpointRequest(base::RealFileSystem(), Trainer(id).directory), Heartbeat(id).checkpoint_request);
 }
 
-TEST_F(ReportCommandsTest, StopIsAnsweredBesideACheckpointRequest) {
+TEST_F(ReportCommandsTest, AnswersCarryAStopBesideACheckpointRequest) {
   const std::string id = RunningJob();
   ASSERT_TRUE(controller_->Checkpoint(id).ok());
   ASSERT_TRUE(controller_->Pause(id).ok());
-  EXPECT_EQ(Heartbeat(id).command, Control::kPause) << "before the next round of the scheduler";
+  const ReportAnswer paused = Heartbeat(id);
+  EXPECT_EQ(paused.command, Control::kPause) << "before the next round of the scheduler";
+  EXPECT_NE(paused.checkpoint_request, "");
   ASSERT_TRUE(controller_->Cancel(id, {}, /*keep_checkpoint=*/true).ok());
   EXPECT_EQ(Heartbeat(id).command, Control::kCancelKeeping);
 }

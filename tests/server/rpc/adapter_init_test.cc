@@ -65,7 +65,7 @@ TEST_F(AdapterInitServiceTest, MakesABaseAndAnAdapterOnIt) {
   EXPECT_EQ(made.adapter().origin(), v1::MODEL_ORIGIN_CONVERT);
   EXPECT_EQ(made.report().adapter(), "base-adapter");
   EXPECT_EQ(Get("base").conversion().adapter(), "base-adapter");
-  // The loss is that of base and adapter: the rest alone would be far off.
+  // The loss is that of the base with its adapter: the residual base alone would be far off.
   EXPECT_NEAR(made.report().eval_loss_after(), made.report().eval_loss_before(), 0.05);
   EXPECT_EQ(made.report().layers_size(), 2 * 7);
   const auto artifact = model::Artifact::Open(directory_ + "/state/models/base-adapter");
@@ -75,7 +75,7 @@ TEST_F(AdapterInitServiceTest, MakesABaseAndAnAdapterOnIt) {
   EXPECT_EQ((*artifact)->adapter()->On("model.layers.0.self_attn.q_proj")->scaling, 2.0);
 }
 
-TEST_F(AdapterInitServiceTest, ResponseIsWithoutAnAdapterThatWasDeleted) {
+TEST_F(AdapterInitServiceTest, RepeatedRequestReturnsTheFirstResponseAfterItsAdapterIsDeleted) {
   Import("source");
   v1::ConvertModelRequest request = Request("base", v1::MODEL_FORMAT_F32);
   request.set_request_id("once");

@@ -93,7 +93,7 @@ class WatchJobLogsTest : public jobs::ControllerFixture {
     if (!chunk.data().empty()) return chunk.data();
     return "[" + std::to_string(chunk.attempt()) + "@" + std::to_string(chunk.offset()) + "]";
   }
-  // Reads until the watch has sent this text since its begin.
+  // Reads until the watch has sent at least as much as `wanted`; expects exactly `wanted`. `got`: read before, and now.
   static void Await(Watch& watch, std::string& got, const std::string& wanted) {
     v1::JobLogChunk chunk;
     while (got.size() < wanted.size() && watch.reader->Read(&chunk)) got += Text(chunk);
@@ -209,7 +209,7 @@ TEST_F(WatchJobLogsTest, FollowedLogOfAJobWithoutAnAttemptWaitsForTheFirst) {
   Await(*watch, got, "[0@0][1@0]begun");
 }
 
-TEST_F(WatchJobLogsTest, PausedJobEndsTheFollowing) {
+TEST_F(WatchJobLogsTest, FollowedLogEndsWhenTheJobPauses) {
   const std::string id = Submit();
   ASSERT_TRUE(controller_->Pause(id).ok());
   ASSERT_EQ(State(id), jobs::JobState::kPaused);

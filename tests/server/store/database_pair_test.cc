@@ -58,7 +58,7 @@ TEST_F(DatabasePairTest, DatabaseFilesAreInTheDatabaseDirectory) {
   EXPECT_FALSE(Files().Exists(temp_ / "state/reserve"));
 }
 
-TEST_F(DatabasePairTest, TheStateDirectoryItselfIsNoDirectoryOfItsOwn) {
+TEST_F(DatabasePairTest, SameStateAndDatabaseDirectoryMakesNoPair) {
   ASSERT_EQ(Open("state", "state"), absl::OkStatus());
   EXPECT_FALSE(Files().Exists(temp_ / "state/database_pair"));
   EXPECT_EQ(Open("state", ""), absl::OkStatus());
@@ -105,7 +105,7 @@ TEST_F(DatabasePairTest, JobsWithoutTheirDatabaseAreRefused) {
   ExpectRefused(Open("state", "database"), "has no database");
 }
 
-TEST_F(DatabasePairTest, CrashBetweenTheTwoIdsIsMended) {
+TEST_F(DatabasePairTest, StartAfterACrashBetweenTheTwoIdsWritesTheMissingId) {
   ASSERT_EQ(Open("state", "database"), absl::OkStatus());
   AddDatabase("database");
   AddJob("state");

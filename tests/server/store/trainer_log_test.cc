@@ -43,7 +43,7 @@ class TrainerLogTest : public ::testing::Test {
   StatePaths paths_{temp_ / "state"};
 };
 
-TEST_F(TrainerLogTest, PartsOfALogThatGrowsAreItsBytes) {
+TEST_F(TrainerLogTest, ReadReturnsTheBytesOfAGrowingLog) {
   Append(std::string("ab\0\xFF", 4));
   EXPECT_EQ(*Log().Size(), 4);
   EXPECT_EQ(*Log().Read(0, 3), std::string("ab\0", 3));
@@ -72,7 +72,7 @@ TEST_F(TrainerLogTest, TailBeginsWithAWholeLine) {
   EXPECT_EQ(Tail(2), "four\nfive");
 }
 
-// Line ends on both sides of the blocks in which the tail is searched.
+// Each line is longer than a block (64 KiB) of the search for line ends.
 TEST_F(TrainerLogTest, TailOfLongLinesIsFound) {
   const std::string line(100'000, 'x');
   Append(line + "\n" + line + "\n" + line + "\n");

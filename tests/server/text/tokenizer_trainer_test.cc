@@ -29,7 +29,8 @@ std::string Train(const std::vector<std::string>& special, std::int64_t vocab_si
   return json.ok() ? *json : json.status().ToString();
 }
 
-// The golden is made by the Python package `tokenizers`, in one size that ends the merges and one that does not.
+// The golden is made by the Python package `tokenizers`, with two vocabulary sizes: 300 ends the merges early, 100000
+// is never reached.
 TEST(TokenizerTrainerTest, TrainsAsThePythonPackage) {
   const base::Json golden = ReadGolden("trained_bpe.json");
   const auto texts = golden.at("texts").get<std::vector<std::string>>();
@@ -79,7 +80,7 @@ TEST(TokenizerTrainerTest, RefusesASmallVocabularyAndTextThatIsNotUtf8) {
 TEST(TokenizerTrainerTest, TrainsWithinItsEstimate) {
   std::string different, repeated;
   for (std::uint32_t i = 0, state = 1; i < 400'000; ++i) {
-    state = state * 1664525 + 1013904223;
+    state = state * 1664525 + 1013904223;  // Numerical Recipes' linear congruential generator
     different += static_cast<char>('a' + (state >> 16) % 26);
     if (i % 7 == 6) different += ' ';
   }

@@ -20,7 +20,7 @@ namespace nibble::trainer {
 
 class BitLinearTest : public ::testing::Test {
  protected:
-  BitLinearTest() { context_.scratch = torch::empty({1 << 16}); }
+  BitLinearTest() { context_.scratch = torch::empty({256 * 256}); }  // elements of the largest linear of the tests
 
   static const support::Golden& Values() {
     static const support::Golden golden("tests/golden/trainer/bit_linear.txt");
@@ -144,7 +144,8 @@ class BitLinearTest : public ::testing::Test {
     EXPECT_TRUE(torch::equal(run.y.detach(), want))
         << (run.y.detach().to(torch::kFloat32) - want.to(torch::kFloat32)).abs().max();
     const torch::Tensor exact = Golden(c.name + ".y_dequantised", out, torch::kFloat64);
-    // Three roundings in f32 of the product, one of the sum with the bias, one to the output's type.
+    // Three roundings in f32 of the product and one of the sum with the bias, with room for their interplay: Gamma(5);
+    // then one to the output's type. |product| + |bias| is at most 2 * largest.
     const double unit = c.type == torch::kBFloat16 ? support::kEpsBF16 : support::kEpsF32;
     const double largest =
         exact.abs().max().item<double>() + (c.bias ? run.weight.bias.detach().abs().max().item<double>() : 0.0);

@@ -132,7 +132,7 @@ TEST_F(Int8AdapterModelTest, DropoutAppliesInTrainingOnly) {
   plain->BeginStep(0);
   const auto gradients = Gradients(*model);
   EXPECT_NE(gradients, Gradients(*plain));
-  EXPECT_EQ(gradients, Gradients(*model)) << "the mask depends on the micro-batch only";
+  EXPECT_EQ(gradients, Gradients(*model)) << "a micro-batch has the same mask in each pass";
 }
 
 TEST_F(Int8AdapterModelTest, PassStoppedAnywhereLeavesNothingBehind) {
@@ -140,7 +140,7 @@ TEST_F(Int8AdapterModelTest, PassStoppedAnywhereLeavesNothingBehind) {
   asked_.Restart(0);
   const auto whole = Gradients(*model);
   const int calls = asked_.calls();
-  EXPECT_GT(calls, 2 * 7);
+  EXPECT_GT(calls, 2 * 7);  // one for each linear of the two layers, in the forward pass alone
   for (int at = 1; at <= calls; ++at) {
     asked_.Restart(at);
     EXPECT_EQ(model->ForwardBackward(Batch(), 1.0, 0).status().code(), absl::StatusCode::kCancelled) << at;

@@ -1,5 +1,5 @@
-// Checks that linears whose input the graph does not keep compute it again: the same bits in f32, and in bf16 the
-// gradients of the input that follows from the copies that are kept.
+// Checks that linears whose input the graph does not keep compute it again for their gradients: in f32 with the same
+// bits, in bf16 from the rounded copies that the graph keeps.
 #include "server/trainer/recomputed_rows.h"
 
 #include "server/trainer/adapter_linear.h"

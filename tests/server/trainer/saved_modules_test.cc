@@ -1,5 +1,6 @@
-// Copies of modules besides the linears that are trained with an adapter (model/saved_modules.h): on float and nf4
-// bases beside finite differences and serving, on an int8 base and in merge-aware training with the bits of serving.
+// Copies of modules other than linears, which are trained with an adapter (model/saved_modules.h). On float and nf4
+// bases, they are compared with finite differences and with serving; on an int8 base and in merge-aware training, they
+// have the bits of serving.
 #include "server/model/saved_modules.h"
 
 #include <gtest/gtest.h>
@@ -99,7 +100,7 @@ TEST_F(SavedModulesTest, GradientsOfEveryFamilyMatchFiniteDifferences) {
   }
 }
 
-TEST_F(SavedModulesTest, VectorsLearnAsBDoes) {
+TEST_F(SavedModulesTest, VectorsHaveTheLearningRateOfB) {
   Open(models_.f32());
   const auto model = OnFloats(models_.f32(), {.adapter = Everything(), .lora_plus_ratio = 8});
   for (const Parameter& parameter : model->parameters()) {
