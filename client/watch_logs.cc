@@ -32,7 +32,7 @@ class Place {
     if (attempt_ > 0) {
       request_.set_attempt(attempt_);
       request_.set_offset(chunk.offset() + static_cast<std::int64_t>(chunk.data().size()));
-      request_.clear_tail_lines();  // the offset is that of its first line
+      request_.clear_tail_lines();  // the offset replaces them, and the server refuses both
     }
     return chunk.data().empty() ? absl::OkStatus() : on_chunk(chunk);
   }

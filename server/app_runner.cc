@@ -15,7 +15,7 @@ namespace nibble {
 
 namespace {
 
-constexpr std::uint64_t kMaxTemplateBytes = 1 << 20;  // etcd stores objects of at most 1.5 MiB
+constexpr std::uint64_t kMaxTemplateBytes = 1 << 20;  // a ConfigMap holds at most 1 MiB
 
 absl::StatusOr<TrainerRunner> MakeClusterRunner(const AppOptions& options) {
   const KubernetesOptions& flags = options.kubernetes;
@@ -35,7 +35,7 @@ absl::StatusOr<TrainerRunner> MakeClusterRunner(const AppOptions& options) {
     return absl::InvalidArgumentError(
         base::StrCat("--trainer_templates: ", flags.templates, ": ", templates.status().message()));
   }
-  // The server deletes the pod at the end of its own grace period.
+  // Seconds by which the pod's grace period exceeds the server's, so that the server kills the trainer first.
   constexpr double kAfterGrace = 10;
   runner.jobs = {.server = flags.server_name,
                  .queue = flags.queue,

@@ -13,8 +13,8 @@ struct TrainerRunner {
   std::string name_space;  // of Kubernetes, in which trainers run; "" for --runner local
 };
 
-// The runner that --runner names. Errors: InvalidArgument, FailedPrecondition (--runner kubernetes: its flags, or the
-// file of templates; the message names the flag); those of reading the file.
+// The runner that --runner names. Errors with --runner kubernetes: InvalidArgument (a flag that is missing or has a bad
+// value, or the file of templates), those of kube::ClusterAccessOf, and those of reading the file.
 absl::StatusOr<TrainerRunner> MakeRunner(const AppOptions& options);
 
 }  // namespace nibble

@@ -12,7 +12,8 @@ namespace nibble {
 // refuses.
 absl::Status CheckReportFlags(const AppOptions& options);
 
-// HOST:PORT that trainers dial: --report_target or --report_address, with the port on which the server listens.
+// HOST:PORT that trainers dial: --report_target as it is, or the host of --report_address with the port on which the
+// server listens.
 std::string ReportTarget(const AppOptions& options, int port);
 
 }  // namespace nibble

@@ -31,7 +31,8 @@ absl::StatusOr<std::vector<float>> ReadAll(const std::string& name, WeightReader
     if (const std::int64_t row = FirstRowNotFinite(rows, stream); row >= 0) {
       return absl::InvalidArgumentError(StrCat(name, ": row ", begin + row, " is not finite"));
     }
-    stream.ParallelFor(rows.rows, 8, [&](std::int64_t from, std::int64_t to) {
+    constexpr std::int64_t kRowGrain = 8;  // minimum rows per thread
+    stream.ParallelFor(rows.rows, kRowGrain, [&](std::int64_t from, std::int64_t to) {
       for (std::int64_t r = from; r < to; ++r) {
         for (std::int64_t c = 0; c < rows.cols; ++c)
           values[static_cast<std::size_t>((begin + r) * rows.cols + c)] = At(rows, r, c);

@@ -41,8 +41,8 @@ struct InitialAdapter {
   std::vector<float> rest;  // [N, K]: the base's weight before it is quantized or rounded
 };
 
-// `name`: of the weight, for errors. nf4: the form of the base, for kLoftq. One weight W takes InitialAdapterBytes.
-// Errors: InvalidArgument (values that are not finite, or too large), Cancelled.
+// `name`: of the weight, for errors. nf4: the form of the base, for kLoftq. One weight takes at most
+// InitialAdapterBytes. Errors: InvalidArgument (values that are not finite, or too large), Cancelled.
 absl::StatusOr<InitialAdapter> MakeInitialAdapter(const std::string& name, WeightReader& weight,
                                                   const AdapterInit& init, const model::LinearAdapter& adapter,
                                                   const model::Nf4Options& nf4, const kernels::Stream& stream,

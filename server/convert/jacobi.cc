@@ -11,10 +11,10 @@
 namespace nibble::convert {
 namespace {
 
-constexpr double kOrthogonal = 1e-14;  // |<p, q>| / (|p| |q|) that needs no rotation
-constexpr double kNegligible = 1e-24;  // <p, q> beside the sum of all squares: rows of noise need no rotation
-constexpr int kMaxSweeps = 40;         // 6 to 12 are usual
-constexpr std::int64_t kPairGrain = 4;
+constexpr double kOrthogonal = 1e-14;   // |<p, q>| / (|p| |q|) that needs no rotation
+constexpr double kNegligible = 1e-24;   // <p, q> beside the sum of all squares: rows of noise need no rotation
+constexpr int kMaxSweeps = 40;          // 6 to 12 are usual
+constexpr std::int64_t kPairGrain = 4;  // minimum pairs per thread
 
 // Rows (p, q) become (cosine p - sine q, sine p + cosine q).
 void Rotate(double* p, double* q, std::int64_t n, double cosine, double sine) {

@@ -25,10 +25,11 @@ constexpr std::int64_t kCompleteBasis = 128;
 constexpr std::int64_t kExtraColumns = 10;
 constexpr std::int64_t kBlocks = 8;
 constexpr std::uint64_t kSeed = 0x4e6962626c65;  // of the first block
-constexpr double kDependent = 1e-12;             // what is left of a column that depends on the ones before it
-constexpr std::int64_t kColumnGrain = 16;
-constexpr std::int64_t kRowGrain = 16;
-constexpr std::int64_t kLanes = 16;  // of a panel (kernels/formats/dense.h)
+// A column of which at most this share of its norm is left depends on the columns before it.
+constexpr double kDependent = 1e-12;
+constexpr std::int64_t kColumnGrain = 16;  // minimum columns per thread
+constexpr std::int64_t kRowGrain = 16;     // minimum rows per thread
+constexpr std::int64_t kLanes = kernels::kDensePanelRows;
 
 // Columns of a basis and of each of its blocks; the last block may have fewer.
 struct BasisShape {
@@ -147,7 +148,8 @@ std::vector<float> Transposed(const ConstMatrix& w, const kernels::Stream& strea
   return out;
 }
 
-// The first `rank` values of q r^T p^T, where r = left^T diag(values) V^T is decomposed as its transpose.
+// The `rank` largest singular values of q R^T p^T with their vectors. svd: of R^T = left^T diag(values) V^T, with
+// scaled = diag(values) V^T.
 LowRank Join(const Basis& q, const Basis& p, const SmallSvd& svd, std::int64_t rank, const kernels::Stream& stream) {
   LowRank made;
   made.b.resize(static_cast<std::size_t>(q.rows * rank));
@@ -212,7 +214,8 @@ absl::StatusOr<LowRank> LargestParts(const ConstMatrix& w, std::int64_t rank, co
 std::int64_t LargestPartsBytes(std::int64_t rows, std::int64_t cols, std::int64_t rank) {
   const BasisShape shape = ShapeOfBasis(rows, cols, rank);
   const auto floats = static_cast<std::int64_t>(sizeof(float)), doubles = static_cast<std::int64_t>(sizeof(double));
-  // The transposed weight; two bases; the panels and the product of a block; five small matrices; the result.
+  // The transposed weight; two bases; the panels and the product of a block; the result; the random first block; five
+  // small matrices.
   return rows * cols * floats + (rows + cols) * (shape.cols * doubles + (shape.block + kLanes + rank) * floats) +
          cols * shape.block * doubles + 5 * shape.cols * shape.cols * doubles;
 }

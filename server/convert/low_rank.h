@@ -19,7 +19,7 @@ struct LowRank {
 
 // w [N, K] in f32, finite; 1 <= rank <= min(N, K). The result has the same bits for any number of threads and any
 // instruction set (docs/numerics.md 17).
-// Errors: InvalidArgument (a product of the weight is not finite), Cancelled (checked before every product).
+// Errors: InvalidArgument (a product of the weight is not finite), Cancelled (checked between two products).
 // Source: a block Krylov basis (Musco and Musco, arXiv:1504.05477, algorithm 2) and the singular values in it.
 absl::StatusOr<LowRank> LargestParts(const kernels::ConstMatrix& w, std::int64_t rank, const kernels::Stream& stream,
                                      const base::Cancelled& cancelled);

@@ -28,7 +28,6 @@ absl::StatusOr<AttemptClaim> AttemptClaim::Take(const std::string& attempt_direc
     return absl::AlreadyExistsError(
         base::StrCat(attempt_directory, " belongs to ", other.ok() ? *other : std::string("another process")));
   }
-  if (fd < 0) return absl::InternalError(base::StrCat("create ", claim.path_, ": ", std::strerror(errno)));
   ::close(fd);
   NIBBLE_ASSIGN_OR_RETURN(const auto file, base::RealFileSystem().OpenForAppend(claim.path_));
   NIBBLE_RETURN_IF_ERROR(file->Append(claim.holder_));

@@ -14,7 +14,8 @@ constexpr double kDeviation = 0.02;  // Llama's and BitNet's initializer_range
 }  // namespace
 
 void DrawWeights(std::span<float> values, std::uint64_t seed, std::uint64_t number, const kernels::Stream& stream) {
-  stream.ParallelFor(static_cast<std::int64_t>(values.size()), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
+  constexpr std::int64_t kGrain = 1 << 16;  // minimum values per thread
+  stream.ParallelFor(static_cast<std::int64_t>(values.size()), kGrain, [&](std::int64_t begin, std::int64_t end) {
     for (auto i = static_cast<std::uint64_t>(begin); i < static_cast<std::uint64_t>(end); ++i) {
       const double u = 1.0 - kernels::PhiloxUniform(seed, 2 * i, number);  // (0, 1]
       const double v = kernels::PhiloxUniform(seed, 2 * i + 1, number);

@@ -19,8 +19,8 @@ std::vector<TensorSpec> SavedTensors(const ModelConfig& model, const AdapterConf
 // Whether embedding and head of the model are one trained copy.
 bool SavesTiedEmbedding(const ModelConfig& model, const AdapterConfig& adapter);
 
-// Paths of the modules of transformers' model that are no linears of the decoder: all norms, embedding, head, and the
-// modules that contain others.
+// Paths of the modules of transformers' model that are no linears of the decoder: all norms, embedding, head, rotary
+// embedding, activations, and the modules that contain others.
 std::vector<std::string> OtherModules(const ModelConfig& model);
 
 // Why modules_to_save does not fit this model, as "has ..., wanted ..."; "" if it fits. Each entry must match a

@@ -21,7 +21,7 @@ namespace nibble::rpc {
 namespace {
 
 constexpr std::size_t kMaxChunkBytes = 64 << 10;
-constexpr std::size_t kChunksAhead = 4;                    // of a client that has not read them
+constexpr std::size_t kChunksAhead = 4;                    // maximum number of chunks that wait for the client
 constexpr std::chrono::milliseconds kLookAgainAfter(500);  // at the end of a log that may grow
 
 absl::Status CheckRequest(const v1::WatchJobLogsRequest& request) {

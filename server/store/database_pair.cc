@@ -43,8 +43,8 @@ absl::Status CheckDatabasePair(base::FileSystem& files, const StatePaths& paths)
   if (own == state) {
     if (state_id.empty()) return absl::OkStatus();
     return Refuse(StrCat("is not set, but the database of ", state, " is in another directory"),
-                  StrCat("name that directory, or move nibble.db from there to ", state, " and remove ",
-                         JoinPath(state, kDatabasePairFile)));
+                  StrCat("name that directory, or move nibble.db and nibble.db-wal from there to ", state,
+                         " and remove ", JoinPath(state, kDatabasePairFile)));
   }
   NIBBLE_ASSIGN_OR_RETURN(const std::string own_id, ReadId(files, own));
   const std::string single = StatePaths(state).database();

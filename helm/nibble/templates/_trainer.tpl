@@ -11,7 +11,8 @@
 {{- include "nibble.withPodAffinity" (list .Values.affinity $preferred $rule) }}
 {{- end }}
 
-{{- /* The affinity of trainers: that of values.yaml, and the server's node if only that node can mount the volume. */ -}}
+{{- /* The affinity of trainers: that of values.yaml, and the node of the server, if only that node can mount the
+       volume. */ -}}
 {{- define "nibble.trainerAffinity" -}}
 {{- $selector := dict "matchLabels" (include "nibble.selector" . | fromYaml) }}
 {{- $rule := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" $selector }}
@@ -19,7 +20,8 @@
 {{- include "nibble.withPodAffinity" (list .Values.training.affinity $required $rule) }}
 {{- end }}
 
-{{- /* An affinity with one more rule. The argument is a list: the affinity, the key in its podAffinity, the rule. */ -}}
+{{- /* An affinity with one more rule. The argument is a list: the affinity, the key in its podAffinity, and the
+       rule. */ -}}
 {{- define "nibble.withPodAffinity" -}}
 {{- $affinity := deepCopy (index . 0) }}
 {{- $key := index . 1 }}

@@ -21,7 +21,7 @@ namespace nibble::kernels {
 struct HeadSums {
   Matrix k, v;
   std::int64_t first_row = 0;
-  float scale_k = 1;
+  float scale_k = 1;  // factor of the sums for grad_k; 1 if AddHeads scales them
 };
 
 // One head of one segment at a time; the scratch of one thread.
@@ -83,7 +83,7 @@ class AttentionBackwardHead {
  private:
   static constexpr std::int64_t kBlock = 64;               // queries and keys
   static constexpr int kRows = 4;                          // of a tile of sums
-  static constexpr int kWide = Vec::kVectors > 8 ? 4 : 1;  // vectors of a tile
+  static constexpr int kWide = Vec::kVectors > 8 ? 4 : 1;  // vectors of a tile's row: kRows * kWide sums in registers
 
   struct Free {
     void operator()(float* p) const { ::operator delete[](p, std::align_val_t{64}); }
@@ -128,11 +128,12 @@ class AttentionBackwardHead {
     }
   }
 
-  // AddToTile for kRows rows and `columns` columns, a multiple of 16.
+  // The right factor of a product: rows of b, `stride` elements apart.
   struct Right {
     const float* b;
     std::int64_t stride;
   };
+  // AddToTile for kRows rows and `columns` columns, a multiple of 16.
   static void Tiles(TileLeft left, Right right, std::int64_t n, bool from_zero, float* sums, std::int64_t stride,
                     std::int64_t columns) {
     std::int64_t column = 0;
@@ -142,7 +143,7 @@ class AttentionBackwardHead {
       AddToTile<Vec, kRows, 1>(left, right.b + column, right.stride, n, from_zero, sums + column, stride);
   }
 
-  // Adds the gradients of the scores of the queries from `query` on with the keys from `key` on.
+  // Adds what the queries from `query` on and the keys from `key` on contribute to grad_q_, grad_k_ and grad_v_.
   void Block(std::int64_t query, std::int64_t key) {
     const bool diagonal = query == key;
     const std::int64_t queries = (RowsFrom(query) + kRows - 1) / kRows * kRows;
@@ -201,15 +202,15 @@ class AttentionBackwardHead {
   std::unique_ptr<float[], Free> scratch_;
   float* grad_q_;        // [rows of the segment, padded_d]
   float* delta_;         // [rows of the segment]: grad_out . out
-  float* q_;             // [64, padded_d], as the next two and the gradients
-  float* grad_out_;      //
-  float* k_;             //
+  float* q_;             // [64, padded_d]
+  float* grad_out_;      // [64, padded_d]
+  float* k_;             // [64, padded_d]
   float* k_transposed_;  // [d, 64]
   float* v_transposed_;  // [d, 64]
-  float* grad_k_;
-  float* grad_v_;
-  float* p_;   // [64, 64]: products q . k, then probabilities
-  float* ds_;  // [64, 64]: products grad_out . v, then gradients of the scores
+  float* grad_k_;        // [64, padded_d]
+  float* grad_v_;        // [64, padded_d]
+  float* p_;             // [64, 64]: products q . k, then probabilities
+  float* ds_;            // [64, 64]: products grad_out . v, then gradients of the scores
   std::int64_t begin_ = 0, size_ = 0, head_ = 0;
 };
 

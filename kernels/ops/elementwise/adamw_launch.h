@@ -29,11 +29,12 @@ struct AdamwArgs {
   Matrix value;
 };
 
-// Elements that a thread takes at least: a multiple of every vector's.
+// Minimum number of elements per thread; a multiple of the number of lanes of every Vec.
 inline constexpr std::int64_t kAdamwBlock = 1 << 14;
 
 using AdamwKernel = LaunchResult(const AdamwArgs& args, const Stream& stream);
 
+// In an anonymous namespace for the reason that element.h gives.
 namespace {
 
 inline void AdamwElement(const AdamwFactors& f, float g, float& m, float& v, float& value) {
