@@ -10,7 +10,7 @@
 
 namespace nibble::store {
 
-// FindLogTail looks back at most this far, so that a call reads a bounded part of a large log.
+// FindTail looks back at most this far, so that a call reads a bounded part of a large log.
 inline constexpr std::int64_t kMaxTailBytes = 16 << 20;
 
 // The log of one attempt. Each call opens the file again: a reader holds no file open between two calls, finds an
@@ -42,7 +42,7 @@ class TrainerLog {
   std::string directory_;
 };
 
-// NotFound (ATTEMPT).
+// NotFound (ATTEMPT) with the message "attempt ATTEMPT of job JOB WHY".
 absl::Status NoAttempt(const std::string& job, std::int64_t attempt, const std::string& why);
 
 }  // namespace nibble::store

@@ -19,10 +19,10 @@ namespace nibble::text {
 // thread.
 class TokenizerTrainer {
  public:
-  // special_tokens get the ids from 0. vocab_size: the largest number of tokens, at least 256 and the special ones;
-  // texts with few different words give fewer. max_letters: limits the letters (one for each byte) of all different
-  // words together, and so the memory; words that are new after this limit do not count, nor do words of more than
-  // 1000 letters. Errors: InvalidArgument (vocab_size).
+  // special_tokens get the ids from 0. vocab_size: the largest number of tokens, at least 256 plus the number of
+  // special tokens; texts with few different words give fewer. max_letters: limits the letters (one for each byte) of
+  // all different words together, and so the memory; words that are new after this limit do not count, nor do words of
+  // more than 1000 letters. Errors: InvalidArgument (vocab_size).
   static absl::StatusOr<std::unique_ptr<TokenizerTrainer>> Make(std::span<const std::string> special_tokens,
                                                                 std::int64_t vocab_size, std::int64_t max_letters);
   // Peak memory in bytes of a trainer that counted words of `letters` letters.
@@ -33,8 +33,8 @@ class TokenizerTrainer {
 
   // Counts the words of a text. Errors: InvalidArgument (not UTF-8).
   absl::Status Count(std::string_view text);
-  // The text of a tokenizer.json. It depends only on the arguments of Make and on the texts, in their order only if
-  // max_letters was reached.
+  // The text of a tokenizer.json. It depends only on the arguments of Make and on the texts. The order of the texts
+  // matters only if max_letters was reached.
   absl::StatusOr<std::string> Train() const;
 
  private:

@@ -9,7 +9,7 @@
 namespace nibble::trainer {
 namespace {
 
-constexpr std::int64_t kSliceElements = std::int64_t{1} << 21;
+constexpr std::int64_t kSliceElements = std::int64_t{1} << 21;  // of a bf16 product: 4 MB
 
 }  // namespace
 

@@ -20,7 +20,7 @@ namespace {
 using model::LinearKind;
 using torch::Tensor;
 
-// The linears of the base, each with its adapter.
+// The linears of the base; those that are targets of the adapter have its matrices.
 class Int8AdapterLinears : public CodedLinears {
  public:
   Int8AdapterLinears(std::shared_ptr<const model::LoadedModel> base, const AdapterOptions& options,

@@ -11,9 +11,9 @@
 
 namespace nibble::trainer {
 
-// `base` must be an int8 artifact, of either kind of activations; its weights stay as they are. The parameters are
-// those of AdapterModel. bf16_compute is the type of backward products only. Errors: InvalidArgument (format, an f32
-// head), Cancelled, ResourceExhausted, Internal.
+// `base` must be an int8 artifact, weight-only or not; its weights stay as they are. The parameters are those of
+// AdapterModel. bf16_compute applies to the products of the backward pass only. Errors: InvalidArgument (format, an
+// f32 head), those of Artifact::Open, Cancelled, ResourceExhausted, Internal.
 absl::StatusOr<std::unique_ptr<ExactModel>> MakeInt8AdapterModel(std::shared_ptr<const model::LoadedModel> base,
                                                                  const AdapterOptions& options,
                                                                  const kernels::Stream& stream);

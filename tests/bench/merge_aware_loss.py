@@ -4,8 +4,8 @@
 usage: merge_aware_loss.py MODEL.gguf [--bin build/release/bin] [--steps 40] [--seeds 1 ...] [--json OUT.json]
 The jobs are those of `deploy/quickstart.sh --task definitions`, with each seed: rank 16, 4 x 256 tokens, learning rate
 1e-3, on 16,000 WordNet glosses. Prints the evaluation losses before, as trained and as int8. Fails if the losses of the
-merge-aware job as trained and as int8 differ in any bit, if `models verify` finds a difference, or if the mean loss as
-int8 is not below that of QLoRA.
+merge-aware job as trained and as int8 differ in any bit, if `models verify` finds a difference, or, with several seeds,
+if the mean loss as int8 is not below that of QLoRA. One seed does not tell the methods apart (docs/benchmarks.md).
 """
 import argparse
 import json
@@ -56,7 +56,7 @@ def main():
     print(f"mean as int8: qlora {means['qlora']:.4f}, merge-aware {means['merge-aware']:.4f}")
     if args.json:
         args.json.write_text(json.dumps({"cpu": cpu_name(), "int8_losses": served}, indent=1) + "\n")
-    assert means["merge-aware"] < means["qlora"], "merge-aware training does not lower the loss of the int8 model"
+    assert len(args.seeds) == 1 or means["merge-aware"] < means["qlora"], "merge-aware training does not lower the int8 loss"
 
 
 if __name__ == "__main__":

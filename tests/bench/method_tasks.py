@@ -6,8 +6,9 @@ MODEL is a GGUF file or a Hugging Face directory of SmolLM2-135M-Instruct. The t
 kinds): name the kind of a thing, one word of eleven, from the word and its definition. Score: the share of held-out
 questions whose greedy answer is exactly that word. Questions of the score are in no training row. Methods that train a
 model that cannot answer yet (bitnet_qat, init RANDOM) are scored by their held-out loss. "served" is the int8 or
-ternary model of `models convert`, or the result itself where that is what is served; `verify` must be equal where the
-method promises it. Fails if a method does not learn, or if serving changes the score by more than 5 points.
+ternary model of `models convert`, or the result itself where that is what is served. Fails if a method does not learn,
+if `models verify` of the served model finds a difference, if serving changes the loss by 0.1 nats or more, or if it
+lowers the score by 5 points or more.
 """
 import argparse
 import dataclasses
@@ -25,7 +26,7 @@ class Run:
     lr: str
     served: str = "int8"  # format of the conversion; "": the result is served
     by_loss: bool = False
-    steps: int = 1  # factor
+    steps: int = 1  # times --steps
 
 
 RANDOM = "WEIGHT_INIT_RANDOM"

@@ -22,7 +22,7 @@ torch.manual_seed(0)
 class Nf4WithAdapter(torch.nn.Module):
     def __init__(self, linear, rank=16, alpha=32):
         super().__init__()
-        self.base = torch.nn.Parameter(to_nf4(linear.weight.data, 64, 256), requires_grad=False)
+        self.base = torch.nn.Parameter(to_nf4(linear.weight.data, block_size=64, scaler_block_size=256), requires_grad=False)
         self.down = torch.nn.Linear(linear.in_features, rank, bias=False, dtype=torch.bfloat16)
         self.up = torch.nn.Linear(rank, linear.out_features, bias=False, dtype=torch.bfloat16)
         torch.nn.init.zeros_(self.up.weight)

@@ -69,7 +69,8 @@ def test_trainer_job_is_merged_as_in_nibbled():
 
 @every_jobs_case
 def test_trainers_keep_what_the_chart_sets(helm, case):
-    """nibbled replaces only the memory, and its CPU request does not exceed the chart's limit."""
+    """nibbled replaces the args and the limit of memory (the plan of 8 GiB and a tenth), sets restartPolicy, and adds two
+    variables and a CPU request. The request does not exceed the chart's limit."""
     documents = charts.render(helm, case)
     (server,) = [spec for name, _, spec in charts.pods(documents) if name.startswith("Deployment/")]
     state = [{"name": "state", "mountPath": "/var/lib/nibble"}]
@@ -81,6 +82,8 @@ def test_trainers_keep_what_the_chart_sets(helm, case):
         assert container["resources"]["limits"] == {**own["resources"]["limits"], "memory": "9012Mi"}
         assert {key: value for key, value in pod.items() if key not in ("containers", "restartPolicy")} == \
             {key: value for key, value in before.items() if key != "containers"}
+        kept = own.keys() - {"args", "env", "resources"}
+        assert {key: container[key] for key in kept} == {key: own[key] for key in kept}
         assert job["spec"]["ttlSecondsAfterFinished"] == template["spec"]["ttlSecondsAfterFinished"]
         # The same path, of the same claim, in the server and in the trainer.
         assert state[0] in container["volumeMounts"]
@@ -103,7 +106,7 @@ def test_a_shared_claim_frees_trainers_from_the_servers_node(helm):
         assert "database" not in [volume["name"] for volume in pod["volumes"]]
         assert (rule not in pod["affinity"].get("podAffinity", {})) == free
         assert ("affinity" not in server) == free
-        assert ("nodeAffinity" in pod["affinity"]) == free  # of the values
+        assert ("nodeAffinity" in pod["affinity"]) == free  # set by ci/shared.yaml
 
 
 def test_kueue_quotas_cover_what_trainers_request(helm):
@@ -166,7 +169,7 @@ def test_trainer_job_fits_the_trainer():
     known = re.findall(r"--[\w-]+", run(e2e.BIN / "nibble-trainer", "--help").stdout)
     assert container["args"] and {word.split("=")[0] for word in container["args"]} <= set(known)
     grace = int(re.search(r"pause_grace_s = (\d+)", (ROOT / "server/limits.h").read_text())[1])
-    assert job["template"]["spec"]["terminationGracePeriodSeconds"] >= grace + 10
+    assert job["template"]["spec"]["terminationGracePeriodSeconds"] >= grace + 10  # as templates/validate.yaml wants
 
 
 def test_trainers_run_on_the_node_of_their_server(helm):
@@ -195,7 +198,7 @@ def test_rights_of_the_server_are_its_calls(helm):
                              ("events",): {"list"}}
 
 
-def test_k3_trainer_job():
+def test_k3_trainer_job_is_restricted():
     documents = list(yaml.safe_load_all(JOB.read_text()))
     complaints = [line for pod in charts.pods(documents) for line in charts.restricted(*pod)]
     assert complaints == []

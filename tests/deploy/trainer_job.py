@@ -34,7 +34,8 @@ FAILURE_POLICY = {"rules": [
 
 
 def make_trainer_job(template, server, queue, *, job_id, attempt, threads, memory_bytes, directory):
-    """The template with what nibbled decides: the same as MakeTrainerJob in server/jobs/kubernetes_job.cc."""
+    """The template with what nibbled decides: the same as MakeTrainerJob in server/jobs/kubernetes_job.cc, if the template
+    has terminationGracePeriodSeconds, as the chart's does."""
     job = copy.deepcopy(template)
     job.update(apiVersion="batch/v1", kind="Job")
     metadata, spec = job.setdefault("metadata", {}), job["spec"]

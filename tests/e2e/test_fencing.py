@@ -1,7 +1,9 @@
 """A trainer that lost its attempt ends and writes nothing more: on a cluster, it may run on a node that the server has
 given up, or be a second pod of the same attempt."""
 import json
+import os
 import pathlib
+import signal
 import subprocess
 
 from conftest import BIN, TRAIN, Server, trainers
@@ -26,7 +28,17 @@ def test_second_trainer_of_an_attempt_writes_nothing(tmp_path, model_directory, 
     try:
         attempt = begin(server, model_directory, text_file)
         (pid,) = trainers(server)
-        second = subprocess.run([BIN / "nibble-trainer", "--job_dir", attempt], capture_output=True, text=True, timeout=60)
+
+        def files():
+            return {path: path.read_bytes() for path in attempt.rglob("*") if path.is_file()}
+        os.kill(pid, signal.SIGSTOP)  # so that only the second trainer could write
+        soon(lambda: pathlib.Path(f"/proc/{pid}/stat").read_text().split()[2] == "T")
+        try:
+            before = files()
+            second = subprocess.run([BIN / "nibble-trainer", "--job_dir", attempt], capture_output=True, text=True, timeout=60)
+            assert files() == before
+        finally:
+            os.kill(pid, signal.SIGCONT)
         assert second.returncode == CLAIMED, second.stderr
         (line,) = [json.loads(text) for text in second.stderr.splitlines()]
         assert line["message"] == "cannot claim the attempt" and (attempt / "claim").read_text() in line["error"]

@@ -97,7 +97,8 @@ def test_plans_count_the_scales_of_the_base(server, tmp_path):
         return plan["memory"]["weights"]
     for name, block in (("plain", 64), ("narrow", 32)):
         server.run("models", "convert", "float", "--to", "nf4", "--name", name, "--nf4-block", block)
-    linears = 3 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 176)
+    linears = 3 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 176)  # weights: q and o, k and v, MLP of three layers
+    # Blocks of 32 instead of 64: one more f32 scale for every 64 weights.
     assert weights("float", nf4_block=32) - weights("float") == weights("narrow") - weights("plain") == 4 * linears // 64
 
 

@@ -56,7 +56,8 @@ def test_weights_depend_on_the_seed_alone(server, tmp_path):
     assert digests["again"] == server.json("models", "get", "blank")["digest"] != digests["other"]
 
 
-# Random weights give ln(320) = 5.77 nats. A model that only counted tokens could not fall below the text's entropy.
+# Random weights give ln(320) = 5.77 nats. A model that only counted tokens could not fall below the entropy of the
+# text's single tokens, about 3.8 nats.
 @pytest.mark.parametrize("method, spec", [("full", {}), ("bitnet_qat", {}), ("int8_mixed", {}), ("int8_qt", {}),
                                           ("full", {"init": "WEIGHT_INIT_RANDOM"})])
 def test_held_out_loss_falls_and_the_model_serves(server, tmp_path, method, spec):
@@ -85,7 +86,7 @@ def test_given_tokenizer_keeps_its_ids(server, tmp_path):
     assert json.loads((tmp_path / "exported/config.json").read_text())["eos_token_id"] in (expected, [expected])
 
 
-def test_chat_template_and_its_special_tokens(server, tmp_path):
+def test_model_with_a_chat_template_trains_on_chats(server, tmp_path):
     chat = tmp_path / "chat.jsonl"
     chat.write_text("".join(json.dumps({"messages": [{"role": "user", "content": f"How many boats came on day {i}?"},
                                                      {"role": "assistant", "content": f"{i % 10} boats came."}]}) + "\n" for i in range(40)))
@@ -100,7 +101,8 @@ def test_chat_template_and_its_special_tokens(server, tmp_path):
 
 
 def change(**files):
-    """Writes these files beside config.json. A value is the name of a file of the small model, or a text."""
+    """Writes these files into the directory of config.json. A value is the file's text, or None for a copy of the small
+    model's file."""
     def apply(directory, model_directory):
         for name, content in files.items():
             name = name.replace("_json", ".json").replace("_safetensors", ".safetensors")
@@ -129,7 +131,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(server, tmp_path, model_directory, name):
+def test_bad_import_is_refused(server, tmp_path, model_directory, name):
     apply, options, message = REFUSED[name]
     directory = write_config(tmp_path / "config")
     apply(directory, model_directory)

@@ -91,6 +91,8 @@ def test_killed_job_resumes_to_the_same_weights(server, trained):
 
 
 def test_served_model_is_the_trained_one(server, trained):
+    """With the same bits if the method is exact. Of the others, only that the served model knows the page better than its
+    base does."""
     case, _, events, _ = trained
     losses = {}
     for event in events:

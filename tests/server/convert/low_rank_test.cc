@@ -30,6 +30,7 @@ const Case kCases[] = {
     {"wide", 24, 40, 5, 24},     {"tall", 50, 17, 17, 17},    {"square", 33, 33, 1, 33},           {"one", 1, 5, 1, 1},
     {"deficient", 20, 30, 8, 3}, {"large", 140, 150, 4, 140}, {"large_deficient", 200, 150, 12, 6}};
 
+// The formula of weight() in make_low_rank_golden.py.
 std::vector<float> Weight(const Case& shape) {
   std::vector<float> w;
   for (std::int64_t i = 0; i < shape.rows; ++i) {
@@ -121,7 +122,7 @@ TEST_P(LowRankTest, BitsDependNeitherOnThreadsNorOnTheInstructionSet) {
 INSTANTIATE_TEST_SUITE_P(Shapes, LowRankTest, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });
 
-// Sums of squares that the first `rank` values of a decomposition hold.
+// Sum of the squares of the first `rank` singular values.
 double SquaresOf(const SmallSvd& svd, std::int64_t rank) {
   double sum = 0;
   for (std::int64_t t = 0; t < rank; ++t) sum += std::pow(svd.values[static_cast<std::size_t>(t)], 2);
@@ -167,13 +168,14 @@ TEST(LargestPartsTest, RefusesWeightsWhoseSumsAreNotFinite) {
 
 TEST(LargestPartsTest, CancellationStopsTheWork) {
   const std::vector<float> w = support::NormalVector(2, 150 * 150);
-  int calls = 0;
-  ASSERT_TRUE(LargestParts(View(w, 150, 150), 4, kernels::Stream(), [&] { return ++calls < 0; }).ok());
-  for (int at = 1; at <= calls; at += 37) {
-    int count = 0;
-    const auto made = LargestParts(View(w, 150, 150), 4, kernels::Stream(), [&] { return ++count == at; });
+  support::CancelAt cancel;
+  ASSERT_TRUE(LargestParts(View(w, 150, 150), 4, kernels::Stream(), cancel.callback()).ok());
+  const int calls = cancel.calls();
+  for (int at = 1; at <= calls; at += 37) {  // a sample: every check would take too long
+    cancel.Restart(at);
+    const auto made = LargestParts(View(w, 150, 150), 4, kernels::Stream(), cancel.callback());
     EXPECT_TRUE(absl::IsCancelled(made.status())) << at << ": " << made.status();
-    EXPECT_EQ(count, at);
+    EXPECT_EQ(cancel.calls(), at);
   }
 }
 

@@ -66,7 +66,8 @@ TEST_P(SavedModulesConvertTest, CopiesReplaceTheTensorsOfEveryConversion) {
   }
 }
 
-// A norm is served in f32, a matrix in the type of the base's tensor; a head with promised bits lies in panels.
+// A norm is served in f32, a matrix in the type of the base's tensor. An exact model's head is packed in panels;
+// tests/e2e/test_saved_modules.py verifies its values.
 TEST_P(SavedModulesConvertTest, ServesTheCopiesInTheTypesOfTheBase) {
   const auto f32 = Import(GetParam().golden, DType::kF32, "f32"),
              bf16 = Import(GetParam().golden, DType::kBF16, "bf16");
@@ -83,15 +84,19 @@ TEST_P(SavedModulesConvertTest, ServesTheCopiesInTheTypesOfTheBase) {
     EXPECT_EQ(std::vector<float>(weights.final_norm, weights.final_norm + norm.size()), norm);
     const std::vector<float> rows = Copy(*lora, model::kEmbeddingName);
     ASSERT_EQ(weights.embedding.dtype, base.embedding.dtype);
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      const auto row = static_cast<std::int64_t>(i) / weights.embedding.cols;
-      const auto col = static_cast<std::int64_t>(i) % weights.embedding.cols;
-      const float got = weights.embedding.dtype == DType::kF32
-                            ? weights.embedding.Row<float>(row)[col]
-                            : kernels::ToFloat(weights.embedding.Row<kernels::BF16>(row)[col]);
-      ASSERT_EQ(got, Rounded({rows[i]}, weights.embedding.dtype)[0]) << i;
-    }
+    const auto expect_copy = [](const kernels::ConstMatrix& got, const std::vector<float>& copy) {
+      for (std::size_t i = 0; i < copy.size(); ++i) {
+        const auto row = static_cast<std::int64_t>(i) / got.cols, col = static_cast<std::int64_t>(i) % got.cols;
+        const float value =
+            got.dtype == DType::kF32 ? got.Row<float>(row)[col] : kernels::ToFloat(got.Row<kernels::BF16>(row)[col]);
+        ASSERT_EQ(value, Rounded({copy[i]}, got.dtype)[0]) << i;
+      }
+    };
+    expect_copy(weights.embedding, rows);
     ASSERT_EQ(weights.head.kind, base.head.kind);
+    if (weights.head.kind == model::LinearWeight::Kind::kLibrary) {
+      expect_copy(weights.head.library, Copy(*lora, Head()));
+    }
     EXPECT_EQ(weights.head.library.dtype, base.head.library.dtype);
     EXPECT_EQ(weights.head.dense.dtype, base.head.dense.dtype);
     EXPECT_GT((*loaded)->resident_bytes(), (*of_base)->resident_bytes());

@@ -120,11 +120,15 @@ TEST_F(ClusterEndsTest, TrainerThatItsClusterEndedForMemoryCountsARetry) {
 }
 
 TEST_F(ClusterEndsTest, CancelledJobIsCancelledHoweverItsTrainerEnds) {
-  const std::string id = Running();
-  ASSERT_TRUE(controller_->Cancel(id).ok());
-  machine_.End(Trainer(id), {.cause = Cause::kEvicted});
-  controller_->Tick();
-  EXPECT_EQ(State(id), kCancelled);
+  for (const Cause cause : {Cause::kSignaled, Cause::kUnknown, Cause::kOutOfMemory, Cause::kEvicted, Cause::kPreempted,
+                            Cause::kNodeLost, Cause::kDeleted}) {
+    SCOPED_TRACE(static_cast<int>(cause));
+    const std::string id = Running();
+    ASSERT_TRUE(controller_->Cancel(id).ok());
+    machine_.End(Trainer(id), {.cause = cause});
+    controller_->Tick();
+    EXPECT_EQ(State(id), kCancelled);
+  }
 }
 
 TEST_F(ClusterEndsTest, TrainerThatWaitsForResourcesSaysWhyOnceAndIsNotHung) {

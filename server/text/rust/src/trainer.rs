@@ -17,12 +17,14 @@ use tokenizers::{
 // a vector that may have twice the room), and its places in the sets of the pairs that it
 // was part of.
 const BYTES_PER_LETTER: usize = 192;
-// Memory of `count` for each letter: words of three letters take most, 75 bytes each.
+// Memory of `count` for each letter. A word takes up to 75 bytes; most have three letters or more, and the
+// few different words of one or two letters fit in BYTES_AT_LEAST.
 const COUNT_BYTES_PER_LETTER: usize = 32;
 // A token of the vocabulary, its merge, and the JSON that is made of both.
 const BYTES_PER_TOKEN: usize = 1 << 10;
 // Merging a word takes time quadratic in its length. Real words are shorter.
 const MAX_WORD_LETTERS: usize = 1000;
+// Memory of `train` that depends neither on letters nor on tokens.
 const BYTES_AT_LEAST: usize = 16 << 20;
 
 pub struct Trainer {

@@ -103,6 +103,7 @@ Exact ExactGradients(Rows& rows) {
           for (std::int64_t c = 0; c < d; ++c) {
             const std::int64_t at = kv(begin + static_cast<std::int64_t>(j)) + c;
             const auto to_q = static_cast<std::size_t>(qi + c), to_kv = static_cast<std::size_t>(at);
+            // 1e-40 covers results that are subnormal in f32.
             const double k = scale * At(rows.k, at), q = scale * At(rows.q, qi + c), g = At(rows.grad_out, qi + c);
             exact.grad_q[to_q] += ds * k;
             exact.bound_q[to_q] += std::fabs(k) * (error_ds + std::fabs(ds) * chain) + 1e-40;
@@ -242,6 +243,7 @@ TEST(AttentionBackwardTest, SegmentsAreIndependent) {
     const Gradients got = Backward(changed, CpuStream(isa));
     EXPECT_TRUE(std::equal(got.q.begin() + 50 * both.cols(), got.q.end(), want.q.begin() + 50 * both.cols()));
     EXPECT_TRUE(std::equal(got.k.begin() + 50 * both.kv_cols(), got.k.end(), want.k.begin() + 50 * both.kv_cols()));
+    EXPECT_TRUE(std::equal(got.v.begin() + 50 * both.kv_cols(), got.v.end(), want.v.begin() + 50 * both.kv_cols()));
     EXPECT_TRUE(std::isnan(got.q[0]));
   }
 }
