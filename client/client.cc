@@ -177,7 +177,7 @@ absl::StatusOr<v1::ScoreResponse> Client::ScoreStream(const v1::ScoreRequest& re
       }
       if (!in_order) context.TryCancel();
     }
-    const absl::Status end = FromGrpc(reader->Finish());
+    absl::Status end = FromGrpc(reader->Finish());
     if (!in_order) return absl::DataLossError("malformed response: the server's messages are out of order");
     if (end.ok() && !ended) return absl::DataLossError("malformed response: the stream ended without its finish");
     return end;

@@ -207,7 +207,7 @@ absl::Status Client::RetryUpload(const std::string& id, bool resumed,
   absl::Duration wait = options_.first_wait;
   absl::Status unknown;  // why it is not known which bytes have arrived; Ok if it is known
   for (int attempt = 1;; ++attempt) {
-    const absl::Status status = unknown.ok() ? stream(arrived) : unknown;
+    absl::Status status = unknown.ok() ? stream(arrived) : unknown;
     if (!CanResume(status, options_) || attempt >= options_.attempts) return status;
     absl::SleepFor(std::min(RetryDelay(status).value_or(wait), options_.longest_wait));
     wait = std::min(wait * 2, options_.longest_wait);

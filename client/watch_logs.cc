@@ -60,7 +60,7 @@ absl::Status Client::WatchJobLogs(const v1::WatchJobLogsRequest& request, const 
       ours = place.Take(chunk, on_chunk);
     }
     if (!ours.ok()) context.TryCancel();
-    const absl::Status theirs = FromGrpc(reader->Finish());
+    absl::Status theirs = FromGrpc(reader->Finish());
     if (!ours.ok()) return ours;
     if (!IsLost(theirs)) return theirs;
     NIBBLE_RETURN_IF_ERROR(reconnect.Pause(theirs, reached));

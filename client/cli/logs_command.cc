@@ -78,7 +78,7 @@ absl::Status Logs(Session& session, const LogOptions& options) {
   if (options.tail.has_value()) request.set_tail_lines(*options.tail);
   if (options.follow) session.NoteJobContinues(options.job);
   LogPrinter printer(session, options.job);
-  const absl::Status status = session.client().WatchJobLogs(request, [&](const v1::JobLogChunk& chunk) {
+  absl::Status status = session.client().WatchJobLogs(request, [&](const v1::JobLogChunk& chunk) {
     printer.Take(chunk);
     // The output is gone (a closed pipe): this ends the watch, not the job.
     return session.out() ? absl::OkStatus() : absl::CancelledError("the output was closed");

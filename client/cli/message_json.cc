@@ -201,6 +201,7 @@ absl::Status FromObject(const Json& json, Message& message, const std::string& w
     const FieldDescriptor* field = message.GetDescriptor()->FindFieldByName(item.key());
     if (field == nullptr) {
       std::vector<std::string> names;
+      names.reserve(static_cast<std::size_t>(message.GetDescriptor()->field_count()));
       for (int i = 0; i < message.GetDescriptor()->field_count(); ++i)
         names.push_back(message.GetDescriptor()->field(i)->name());
       return base::FieldError(path, base::StrCat("unknown field", base::DidYouMeanOrList(item.key(), names)));

@@ -15,7 +15,7 @@ absl::Status Run(const std::string& server, const std::string& model, const std:
   request.set_model(model);
   request.set_text(prompt);
   request.mutable_stopping()->set_max_tokens(16);
-  const absl::Status status = client.GenerateStream(request, /*chat=*/false, [](const v1::GenerateReply& reply) {
+  absl::Status status = client.GenerateStream(request, /*chat=*/false, [](const v1::GenerateReply& reply) {
     if (reply.has_delta()) std::cout << reply.delta().text() << std::flush;
     if (reply.has_usage()) std::cerr << reply.usage().completion_tokens() << " tokens\n";
     // An error cancels the request, so that the server does not generate for a reader that is gone.

@@ -54,13 +54,13 @@ struct HttpServer::State {
         limits(given_limits),
         spare(kSpareFiles),
         table(limits.max_connections, [this] { spare.Refill(); }),
-        route([this](std::string_view path, auto answer) { Route(path, std::move(answer)); }),
+        route([this](std::string_view path, auto answer) { Route(path, answer); }),
         renderer(handlers.metrics, limits.max_connections),
         listener(io, table, spare, [this](boost::asio::ip::tcp::socket socket) {
           std::make_shared<HttpSession>(std::move(socket), table, limits, route)->Begin();
         }) {}
 
-  void Route(std::string_view path, std::function<void(HttpAnswer)> answer);
+  void Route(std::string_view path, const std::function<void(HttpAnswer)>& answer);
   void Run();
 
   const HttpHandlers handlers;
@@ -76,7 +76,7 @@ struct HttpServer::State {
   std::thread thread;
 };
 
-void HttpServer::State::Route(std::string_view path, std::function<void(HttpAnswer)> answer) {
+void HttpServer::State::Route(std::string_view path, const std::function<void(HttpAnswer)>& answer) {
   if (path == "/livez") return answer(Probe(handlers.live));
   if (path == "/readyz") return answer(Probe(handlers.ready));
   if (path == "/startupz") return answer(Probe(handlers.started));

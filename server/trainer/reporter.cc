@@ -174,7 +174,7 @@ struct Reporter::State {
       if (stop) client_context.TryCancel();
     }
     reader.join();
-    const grpc::Status status = stream->Finish();
+    grpc::Status status = stream->Finish();
     base::MutexLock lock(mutex);
     context = nullptr;
     if (SaysFenced(status)) {

@@ -63,7 +63,7 @@ TEST(ParseJsonTest, ErrorSaysThatTextIsNotUtf8) {
   EXPECT_EQ(ParseJson("{\"text\": \"caf\xe9\"}").status().message(), "not UTF-8, wanted JSON in UTF-8");
   EXPECT_EQ(FileError("{\"text\": \"caf\xe9\"}"), "spec.json: not UTF-8, wanted JSON in UTF-8");
   EXPECT_EQ(ParseJson("{\"text\": \"caf\u00e9\",}").status().message(), "malformed JSON at byte 18");
-  EXPECT_EQ(ParseJson(std::string("[1,\0]", 6)).status().message(), "malformed JSON at byte 4");
+  EXPECT_EQ(ParseJson(std::string("[1,\0]", 5)).status().message(), "malformed JSON at byte 4");
 }
 
 }  // namespace

@@ -30,14 +30,15 @@ std::string Pod(const std::string& last_state) {
          R"({"name": "nibbled", "restartCount": 1, "lastState": )" +
          last_state + "}]}}";
 }
-const std::string kKilled =
-    Pod(R"({"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-11-26T20:00:00Z"}})");
+std::string KilledPod() {
+  return Pod(R"({"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-11-26T20:00:00Z"}})");
+}
 
 TEST(LastExitReasonTest, ReasonIsThatOfTheNamedContainer) {
-  EXPECT_EQ(*LastExitReason(kKilled, "nibbled"), kOomKilled);
+  EXPECT_EQ(*LastExitReason(KilledPod(), "nibbled"), kOomKilled);
   EXPECT_EQ(*LastExitReason(Pod(R"({"terminated": {"exitCode": 1, "reason": "Error"}})"), "nibbled"), "Error");
   EXPECT_EQ(*LastExitReason(Pod("{}"), "nibbled"), "") << "its first run";
-  EXPECT_EQ(*LastExitReason(kKilled, "sidecar"), "");
+  EXPECT_EQ(*LastExitReason(KilledPod(), "sidecar"), "");
   EXPECT_EQ(*LastExitReason(Pod(R"([1])"), "nibbled"), "");
   EXPECT_EQ(*LastExitReason(Pod(R"({"terminated": {"reason": 7}})"), "nibbled"), "");
 }
@@ -123,7 +124,7 @@ class ReadLastExitTest : public ::testing::Test {
 };
 
 TEST_F(ReadLastExitTest, AsksForItsOwnPodWithItsToken) {
-  const auto reason = ReadFrom(Ok(kKilled));
+  const auto reason = ReadFrom(Ok(KilledPod()));
   ASSERT_TRUE(reason.ok()) << reason.status();
   EXPECT_EQ(*reason, kOomKilled);
   EXPECT_EQ(request_.method(), beast::http::verb::get);
@@ -148,9 +149,9 @@ TEST_F(ReadLastExitTest, AnswerIsBoundedInTimeAndSize) {
 }
 
 TEST_F(ReadLastExitTest, TokenIsSentOnlyToTheServerOfTheAuthority) {
-  EXPECT_TRUE(absl::IsUnavailable(ReadFrom(Ok(kKilled), "elsewhere").status())) << "of another host";
+  EXPECT_TRUE(absl::IsUnavailable(ReadFrom(Ok(KilledPod()), "elsewhere").status())) << "of another host";
   access_.ca_file = At("other_ca.crt");
-  EXPECT_TRUE(absl::IsUnavailable(ReadFrom(Ok(kKilled)).status())) << "of another authority";
+  EXPECT_TRUE(absl::IsUnavailable(ReadFrom(Ok(KilledPod())).status())) << "of another authority";
   EXPECT_TRUE(request_.target().empty());
 }
 

@@ -195,7 +195,8 @@ TEST_F(PlanJobTest, SavedModulesCountInParametersAndMemory) {
     EXPECT_EQ(more("adapter"), 12 * parameters);
     EXPECT_EQ(more("optimizer"), 8 * parameters);
     EXPECT_EQ(more("activation"), 0);
-    const auto read = static_cast<double>(parameters / head * 4 * head);
+    const std::int64_t copies = parameters / head;
+    const auto read = static_cast<double>(copies * 4 * head);
     EXPECT_NEAR(static_cast<double>(more("workspace")), read, 0.1 * read) << "with the margin of a plan";
     return parameters;
   };

@@ -17,7 +17,7 @@ using testing_support::AppTest;
 using testing_support::FieldOf;
 using testing_support::ReasonOf;
 
-const std::string kRows = "{\"text\": \"a b c\"}\n{\"text\": \"d e f\"}\n";
+std::string Rows() { return "{\"text\": \"a b c\"}\n{\"text\": \"d e f\"}\n"; }
 
 class UploadServiceTest : public AppTest {
  protected:
@@ -117,7 +117,7 @@ class UploadServiceTest : public AppTest {
 };
 
 TEST_F(UploadServiceTest, C10UploadOfADatasetIsResumedAfterALostConnection) {
-  BreakOff("page", "one", kRows.substr(0, 10));
+  BreakOff("page", "one", Rows().substr(0, 10));
   const v1::Upload upload = Get("one");
   EXPECT_EQ(upload.kind(), v1::UPLOAD_KIND_DATASET);
   EXPECT_EQ(upload.name(), "page");
@@ -125,16 +125,16 @@ TEST_F(UploadServiceTest, C10UploadOfADatasetIsResumedAfterALostConnection) {
   EXPECT_EQ(upload.num_files(), 1);
   EXPECT_TRUE(upload.has_expire_time());
   EXPECT_EQ(upload.principal(), "local");
-  BreakOff("page", "one", kRows.substr(10, 5), 10);
+  BreakOff("page", "one", Rows().substr(10, 5), 10);
   v1::Dataset dataset;
-  EXPECT_EQ(FieldOf(Send(Header("page", "one", 14), "x", kRows, &dataset)), "header.resume_offset");
-  const grpc::Status status = Send(Header("page", "one", 15), kRows.substr(15), kRows, &dataset);
+  EXPECT_EQ(FieldOf(Send(Header("page", "one", 14), "x", Rows(), &dataset)), "header.resume_offset");
+  const grpc::Status status = Send(Header("page", "one", 15), Rows().substr(15), Rows(), &dataset);
   ASSERT_TRUE(status.ok()) << status.error_message();
-  EXPECT_EQ(dataset.sha256(), base::Sha256Hex(kRows));
+  EXPECT_EQ(dataset.sha256(), base::Sha256Hex(Rows()));
   EXPECT_EQ(dataset.rows(), 2);
   EXPECT_TRUE(List().empty());
   EXPECT_TRUE(DiskIsEmpty());
-  EXPECT_EQ(ReasonOf(Send(Header("other", "one", 15), "x", kRows, &dataset)), "UPLOAD") << "it has been used";
+  EXPECT_EQ(ReasonOf(Send(Header("other", "one", 15), "x", Rows(), &dataset)), "UPLOAD") << "it has been used";
 }
 
 TEST_F(UploadServiceTest, C10UploadOfAModelIsResumedWithinAFile) {
@@ -208,9 +208,9 @@ TEST_F(UploadServiceTest, C10ACancelledUploadEndsItsStreamAndFreesTheDisk) {
   v1::UploadDatasetRequest message;
   *message.mutable_header() = Header("page", "one");
   writer->Write(message);
-  message.set_chunk(kRows);
+  message.set_chunk(Rows());
   writer->Write(message);
-  AwaitBytes("one", static_cast<std::int64_t>(kRows.size()));
+  AwaitBytes("one", static_cast<std::int64_t>(Rows().size()));
   ASSERT_TRUE(Cancel("one").ok());
   EXPECT_EQ(writer->Finish().error_code(), grpc::StatusCode::CANCELLED) << "although its client sends nothing";
   EXPECT_TRUE(DiskIsEmpty());
@@ -220,12 +220,12 @@ TEST_F(UploadServiceTest, C10ACancelledUploadEndsItsStreamAndFreesTheDisk) {
   BreakOff("page", "two", "x");
   ASSERT_TRUE(Cancel("two").ok());
   EXPECT_TRUE(DiskIsEmpty());
-  EXPECT_EQ(Upload("page", kRows).rows(), 2) << "the name is free again";
+  EXPECT_EQ(Upload("page", Rows()).rows(), 2) << "the name is free again";
 }
 
 // Without this limit, far more than --max_dataset_bytes could be sent for a dataset whose name is in use.
 TEST_F(UploadServiceTest, C10AnExistingDatasetHasTheLimitOfANewOne) {
-  Upload("page", kRows);
+  Upload("page", Rows());
   const std::string bytes(1001, 'x');
   for (const std::string name : {"page", "new"}) {
     v1::Dataset dataset;
@@ -238,8 +238,8 @@ TEST_F(UploadServiceTest, C10AnExistingDatasetHasTheLimitOfANewOne) {
   v1::Dataset dataset;
   v1::UploadDatasetHeader header;
   header.set_name("page");
-  EXPECT_EQ(ReasonOf(AppTest::Upload(header, kRows + "\n", &dataset, /*finish=*/false)), "NAME_TAKEN");
-  EXPECT_TRUE(AppTest::Upload(header, kRows, &dataset).ok()) << "the same content is answered as before";
+  EXPECT_EQ(ReasonOf(AppTest::Upload(header, Rows() + "\n", &dataset, /*finish=*/false)), "NAME_TAKEN");
+  EXPECT_TRUE(AppTest::Upload(header, Rows(), &dataset).ok()) << "the same content is answered as before";
   EXPECT_TRUE(DiskIsEmpty());
 }
 
@@ -286,9 +286,9 @@ TEST_F(ShortUploadTest, C10TimerDropsInterruptedUploads) {
   v1::UploadDatasetRequest message;
   *message.mutable_header() = Header("page", "one");
   writer->Write(message);
-  message.set_chunk(kRows);
+  message.set_chunk(Rows());
   writer->Write(message);
-  AwaitBytes("one", static_cast<std::int64_t>(kRows.size()));
+  AwaitBytes("one", static_cast<std::int64_t>(Rows().size()));
   context.TryCancel();
   EXPECT_FALSE(writer->Finish().ok());
   Await([&] { return DiskIsEmpty(); });

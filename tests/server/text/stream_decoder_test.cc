@@ -76,10 +76,8 @@ std::vector<std::string> AllDecoders() {
   return {
       Sequence(fuse + "," + Strip(" ", 1)),
       Sequence(fuse),
-      R"({"type":"Metaspace","replacement":"\u2581","prepend_scheme":"always",)"
-      R"("split":true})",
-      R"({"type":"Metaspace","replacement":"\u2581","prepend_scheme":"never",)"
-      R"("split":true})",
+      R"({"type":"Metaspace","replacement":"\u2581","prepend_scheme":"always","split":true})",
+      R"({"type":"Metaspace","replacement":"\u2581","prepend_scheme":"never","split":true})",
       Sequence(fuse + "," + Strip(" ", 3)),
       Sequence(fuse + "," + Strip(" ", 1) + "," + Strip("a", 2)),
       Sequence(fuse + "," + Strip(" ", 1000)),

@@ -15,7 +15,7 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr std::int64_t kNoLimit = 1 << 30;
-const std::vector<std::string> kSpecial = {"<|endoftext|>", "<|im_end|>"};
+std::vector<std::string> Special() { return {"<|endoftext|>", "<|im_end|>"}; }
 
 std::string Train(const std::vector<std::string>& special, std::int64_t vocab_size, std::int64_t max_letters,
                   const std::vector<std::string>& texts) {
@@ -43,7 +43,7 @@ TEST(TokenizerTrainerTest, TrainsAsThePythonPackage) {
 }
 
 TEST(TokenizerTrainerTest, ResultLoadsAndRestoresAnyText) {
-  const std::string json = Train(kSpecial, 300, kNoLimit, {"the keeper of the light", "the boats of the harbour"});
+  const std::string json = Train(Special(), 300, kNoLimit, {"the keeper of the light", "the boats of the harbour"});
   const auto tokenizer = Tokenizer::FromJson(json);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   EXPECT_LE((*tokenizer)->vocab_size(), 300u);
@@ -59,20 +59,20 @@ TEST(TokenizerTrainerTest, ResultLoadsAndRestoresAnyText) {
 
 TEST(TokenizerTrainerTest, NewWordsDoNotCountAtTheLimit) {
   // " xyzzy" is new when the six letters of "the" and " of" are counted; " of" counts again.
-  const std::string limited = Train(kSpecial, 300, 6, {"the of", "the xyzzy xyzzy of"});
-  EXPECT_EQ(limited, Train(kSpecial, 300, kNoLimit, {"the of", "the of"}));
-  EXPECT_NE(limited, Train(kSpecial, 300, kNoLimit, {"the of", "the xyzzy xyzzy of"}));
+  const std::string limited = Train(Special(), 300, 6, {"the of", "the xyzzy xyzzy of"});
+  EXPECT_EQ(limited, Train(Special(), 300, kNoLimit, {"the of", "the of"}));
+  EXPECT_NE(limited, Train(Special(), 300, kNoLimit, {"the of", "the xyzzy xyzzy of"}));
 }
 
 TEST(TokenizerTrainerTest, WithoutTextsTheVocabularyIsTheBytes) {
-  const auto tokenizer = Tokenizer::FromJson(Train(kSpecial, 1000, kNoLimit, {}));
+  const auto tokenizer = Tokenizer::FromJson(Train(Special(), 1000, kNoLimit, {}));
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  EXPECT_EQ((*tokenizer)->vocab_size(), 256u + kSpecial.size());
+  EXPECT_EQ((*tokenizer)->vocab_size(), 256u + Special().size());
 }
 
 TEST(TokenizerTrainerTest, RefusesASmallVocabularyAndTextThatIsNotUtf8) {
-  EXPECT_THAT(Train(kSpecial, 257, kNoLimit, {}), HasSubstr("vocabulary size: got 257, wanted at least 258"));
-  EXPECT_THAT(Train(kSpecial, 258, kNoLimit, {"\xff"}), HasSubstr("not UTF-8"));
+  EXPECT_THAT(Train(Special(), 257, kNoLimit, {}), HasSubstr("vocabulary size: got 257, wanted at least 258"));
+  EXPECT_THAT(Train(Special(), 258, kNoLimit, {"\xff"}), HasSubstr("not UTF-8"));
 }
 
 // The allocator ends a training that needs more, so this fails if the estimate is too small for hard text: letters
@@ -89,7 +89,7 @@ TEST(TokenizerTrainerTest, TrainsWithinItsEstimate) {
     for (int i = 0; i < length; ++i) repeated += i % 2 == 0 ? 'a' : 'b';
   }
   for (const std::string& text : {different, repeated}) {
-    const auto made = base::ParseJson(Train(kSpecial, 4000, kNoLimit, {text}));
+    const auto made = base::ParseJson(Train(Special(), 4000, kNoLimit, {text}));
     ASSERT_TRUE(made.ok()) << made.status();
     EXPECT_GT(made->at("model").at("vocab").size(), 258u);
   }
@@ -98,8 +98,8 @@ TEST(TokenizerTrainerTest, TrainsWithinItsEstimate) {
 // Merging takes time quadratic in a word's length: a word of a million letters would take minutes.
 TEST(TokenizerTrainerTest, LongWordsDoNotCount) {
   const std::string longest(1000, 'q'), longer(1'000'000, 'q');
-  EXPECT_EQ(Train(kSpecial, 300, kNoLimit, {longer}), Train(kSpecial, 300, kNoLimit, {}));
-  EXPECT_NE(Train(kSpecial, 300, kNoLimit, {longest}), Train(kSpecial, 300, kNoLimit, {}));
+  EXPECT_EQ(Train(Special(), 300, kNoLimit, {longer}), Train(Special(), 300, kNoLimit, {}));
+  EXPECT_NE(Train(Special(), 300, kNoLimit, {longest}), Train(Special(), 300, kNoLimit, {}));
 }
 
 }  // namespace

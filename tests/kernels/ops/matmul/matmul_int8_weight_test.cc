@@ -136,8 +136,9 @@ TEST(MatmulInt8WeightTest, AgreesWithTorchao) {
     const char* name;
     std::int64_t rows, n, k;
   } cases[] = {{"odd", 7, 13, 77}, {"one", 1, 37, 200}, {"rows", 31, 19, 64}};
-  for (const auto& [name, rows, n, k] : cases) {
-    const std::string prefix = std::string(name) + ".";
+  for (const auto& shape : cases) {
+    const std::int64_t rows = shape.rows, n = shape.n, k = shape.k;
+    const std::string prefix = std::string(shape.name) + ".";
     const auto x = support::ToBytes(golden.Get<float>(prefix + "x"), DType::kBF16);
     const auto bias = golden.Get<float>(prefix + "bias");
     const auto want = golden.Get<double>(prefix + "y"), sum_abs = golden.Get<double>(prefix + "sum_abs");
@@ -156,7 +157,7 @@ TEST(MatmulInt8WeightTest, AgreesWithTorchao) {
                                        return support::DotBound(
                                            k + 2, sum_abs[i] + std::fabs(bias[i % static_cast<std::size_t>(n)]));
                                      }))
-          << name << " " << Name(isa);
+          << shape.name << " " << Name(isa);
     }
   }
 }
@@ -175,7 +176,7 @@ TEST(MatmulInt8WeightTest, RejectsBadArguments) {
     change(args);
     return MatmulInt8Weight(args, stream).code();
   };
-  const auto kInvalid = absl::StatusCode::kInvalidArgument;
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   EXPECT_EQ(code([](auto& a) { a.x.dtype = DType::kF16; }), kInvalid);
   EXPECT_EQ(code([](auto& a) { a.x.cols = 64; }), kInvalid);
   EXPECT_EQ(code([](auto& a) { a.x.rows = -1; }), kInvalid);
