@@ -26,7 +26,7 @@ struct Case {
 };
 
 // As in make_low_rank_golden.py.
-const Case kCases[] = {
+constexpr Case kCases[] = {
     {"wide", 24, 40, 5, 24},     {"tall", 50, 17, 17, 17},    {"square", 33, 33, 1, 33},           {"one", 1, 5, 1, 1},
     {"deficient", 20, 30, 8, 3}, {"large", 140, 150, 4, 140}, {"large_deficient", 200, 150, 12, 6}};
 

@@ -20,12 +20,12 @@
 
 namespace nibble::operations {
 
-inline const OperationResponse kResponse{.type = "example.com/Message", .bytes = "made"};
+inline OperationResponse MadeResponse() { return {.type = "example.com/Message", .bytes = "made"}; }
 
 // A body that runs until the gate opens or it is cancelled.
 class Gate {
  public:
-  explicit Gate(OperationResponse response = kResponse) : response_(std::move(response)) {}
+  explicit Gate(OperationResponse response = MadeResponse()) : response_(std::move(response)) {}
   OperationTable::Body Body() {
     return [this](registry::OperationScope& scope) -> absl::StatusOr<OperationResponse> {
       scope.Progress("reading", 1, 2);
@@ -123,7 +123,7 @@ class StallHook {
 class OperationTableTest : public ::testing::Test {
  protected:
   // `response`: of the operations that gate_ and later_ run.
-  explicit OperationTableTest(const OperationResponse& response = kResponse) : gate_(response), later_(response) {}
+  explicit OperationTableTest(const OperationResponse& response = MadeResponse()) : gate_(response), later_(response) {}
 
   void SetUp() override { table_ = Open("operations"); }
   std::unique_ptr<OperationTable> Open(const std::string& name, absl::Duration deadline = absl::InfiniteDuration(),

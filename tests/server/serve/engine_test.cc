@@ -306,7 +306,7 @@ TEST_F(EngineTest, MinTokensMasksEndTokensAndStopIdsButNotTheirLogprobs) {
     request.logprobs = true;
     const auto masked = Answer(*engine, request);
     ASSERT_EQ(masked->ids.size(), 4u);
-    for (int i = 0; i < 3; ++i) {
+    for (std::size_t i = 0; i < 3; ++i) {
       EXPECT_NE(masked->ids[i], 1);
       EXPECT_NE(masked->ids[i], 70);
     }
