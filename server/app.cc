@@ -187,7 +187,8 @@ absl::Status App::State::OpenState() {
   if (HasDatabaseVolume()) {
     NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t bytes, store::TotalBytes(state->paths.database_root()));
     metrics.SetDiskLimits("database", bytes, store::DefaultWatermark(bytes));
-    store::WarnBelowWatermark(files, state->paths.database_root(), store::DefaultWatermark(bytes));
+    store::WarnBelowWatermark(files, state->paths.database_root(), store::DefaultWatermark(bytes),
+                              "free disk space of the database is low: on a full disk, no job is created or ends");
   }
   texts = std::make_unique<registry::TextCache>(*state->models);
   return absl::OkStatus();
@@ -503,7 +504,8 @@ absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
   NIBBLE_RETURN_IF_ERROR(s.StartHttp());
   NIBBLE_RETURN_IF_ERROR(s.OpenJobs());
   // After OpenJobs, which trims the caches.
-  store::WarnBelowWatermark(s.files, s.state->paths.root(), s.state->min_free_bytes);
+  store::WarnBelowWatermark(s.files, s.state->paths.root(), s.state->min_free_bytes,
+                            "free disk space is below the watermark: new jobs, models and datasets are refused");
   NIBBLE_RETURN_IF_ERROR(s.OpenCalls());
   s.OpenModels();
   NIBBLE_RETURN_IF_ERROR(s.OpenOperations());

@@ -4,9 +4,9 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
+#include "server/base/errno_error.h"
 #include "server/base/files.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -28,6 +28,7 @@ absl::StatusOr<AttemptClaim> AttemptClaim::Take(const std::string& attempt_direc
     return absl::AlreadyExistsError(
         base::StrCat(attempt_directory, " belongs to ", other.ok() ? *other : std::string("another process")));
   }
+  if (fd < 0) return base::ErrnoError(errno, "create", claim.path_);
   ::close(fd);
   NIBBLE_ASSIGN_OR_RETURN(const auto file, base::RealFileSystem().OpenForAppend(claim.path_));
   NIBBLE_RETURN_IF_ERROR(file->Append(claim.holder_));

@@ -53,8 +53,9 @@ absl::Status CheckObjects(Json& job, const char* device) {
   return check(container, "the trainer's container", {"resources", "limits"});
 }
 
-// Rules of the Job controller, in order. A pod that the cluster disrupts ends the Job: Ignore or Count would start a
-// second pod on the same attempt. So does any exit code but 0; the Job's condition then keeps the code.
+// Rules of the Job controller, in order. A pod that the cluster disrupts ends the Job: Ignore would start a second pod
+// on the same attempt. So does any exit code but 0. FailJob puts the disruption or the exit code into the Job's
+// condition; Count would, with backoffLimit 0, end the Job without either.
 Json FailurePolicy() {
   return *base::ParseJson(R"({"rules":[
       {"action":"FailJob","onPodConditions":[{"type":"DisruptionTarget","status":"True"}]},
@@ -87,8 +88,11 @@ void SetEnvironment(Json& container, Json entry) {
 
 }  // namespace
 
+std::string TrainerJobName(std::string_view job_id, std::string_view attempt) {
+  return StrCat("nibble-", job_id, "-", attempt);
+}
 std::string TrainerJobName(const TrainerRequest& request) {
-  return StrCat("nibble-", request.job_id, "-", request.attempt);
+  return TrainerJobName(request.job_id, StrCat(request.attempt));
 }
 
 absl::StatusOr<std::map<std::string, Json>> ParseTrainerTemplates(std::string_view text) {
@@ -127,7 +131,7 @@ absl::StatusOr<Json> MakeTrainerJob(const TrainerJobs& jobs, const TrainerReques
   }
   if (!jobs.queue.empty()) job["metadata"]["labels"][kQueueLabel] = jobs.queue;
   spec["suspend"] = !jobs.queue.empty();
-  spec["completionMode"] = "Indexed";
+  spec["completionMode"] = "Indexed";  // the index of a pod is its rank; a trainer of one pod has rank 0
   spec["parallelism"] = 1;
   spec["completions"] = 1;
   spec["backoffLimit"] = 0;
@@ -141,6 +145,7 @@ absl::StatusOr<Json> MakeTrainerJob(const TrainerJobs& jobs, const TrainerReques
   container["args"] = Json::array({StrCat("--job_dir=", request.directory)});
   SetEnvironment(container, *base::ParseJson(
                                 R"({"name":"NIBBLE_POD_UID","valueFrom":{"fieldRef":{"fieldPath":"metadata.uid"}}})"));
+  // As TrainerEnvironment, which gives the reason (local_runner.cc).
   SetEnvironment(container, {{"name", "GOMP_SPINCOUNT"}, {"value", "1000"}});
   SetResources(container, request);
   return job;

@@ -17,6 +17,7 @@ inline constexpr char kAttemptLabel[] = "nibble.dev/attempt";
 inline constexpr char kQueueLabel[] = "kueue.x-k8s.io/queue-name";
 
 // "nibble-JOB-ATTEMPT": the same for every try to create it, so an attempt has at most one Job.
+std::string TrainerJobName(std::string_view job_id, std::string_view attempt);
 std::string TrainerJobName(const TrainerRequest& request);
 
 struct TrainerJobs {

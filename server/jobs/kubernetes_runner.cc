@@ -37,18 +37,18 @@ using State = TrainerState::Phase;
 using View = ClusterView::Phase;
 using Object = kube::ObjectCache::Object;
 
-constexpr absl::Duration kLookForEvents = absl::Seconds(10);
-constexpr char kMe[] = "nibbled";  // holder of the claims that a server takes
-// The server sends a bookmark about once a minute.
+constexpr absl::Duration kLookForEvents = absl::Seconds(10);  // between two reads of an object's events
+constexpr char kMe[] = "nibbled";                             // holder of the claims that a server takes
+// A watch that was silent for longer may be dead: the API server sends a bookmark about once a minute.
 constexpr absl::Duration kFresh = absl::Seconds(90);
-constexpr absl::Duration kDeletePodAgain = absl::Seconds(5);
+constexpr absl::Duration kDeletePodAgain = absl::Seconds(5);  // between two deletions of a pod
 // A created Job that the watch has not shown after this time is read by name: it may have been deleted meanwhile.
 constexpr absl::Duration kLookForJob = absl::Seconds(5);
 
 // The name of the Job to which a pod belongs.
 std::string JobOf(const Json& pod) {
-  return StrCat("nibble-", kube::TextAt(pod, {"metadata", "labels", kJobLabel}), "-",
-                kube::TextAt(pod, {"metadata", "labels", kAttemptLabel}));
+  return TrainerJobName(kube::TextAt(pod, {"metadata", "labels", kJobLabel}),
+                        kube::TextAt(pod, {"metadata", "labels", kAttemptLabel}));
 }
 
 // Keeps what ViewOf and the runner read: thousands of objects stay in memory.
@@ -304,7 +304,9 @@ class KubernetesRunner : public Runner {
       case View::kBroken: return ObserveBroken(attempt, absl::FailedPreconditionError(view.message));
       case View::kPending: return Wait(attempt, view.message);
       case View::kSuspended:
-        return Wait(attempt, StrCat("the Job is suspended: it waits in the queue ", options_.jobs.queue));
+        return Wait(attempt, options_.jobs.queue.empty()
+                                 ? "the Job is suspended"
+                                 : StrCat("the Job is suspended: it waits in the queue ", options_.jobs.queue));
       case View::kAbsent: return ObserveAbsent(attempt);
     }
   }
@@ -366,7 +368,7 @@ class KubernetesRunner : public Runner {
       if (attempt.restarted)
         return End(attempt, {.cause = Cause::kPreempted, .detail = RestartedJob(!options_.jobs.queue.empty())});
       if (!attempt.stop) return End(attempt, {.cause = Cause::kDeleted});
-      End(attempt, {.cause = Cause::kUnknown, .detail = "this server deleted its Job"});
+      End(attempt, {.cause = Cause::kUnknown, .detail = "this server stopped it"});
     };
     if (attempt.seen) return deleted();
     if (attempt.stop && !attempt.posted && !attempt.calling) return deleted();
@@ -417,7 +419,7 @@ class KubernetesRunner : public Runner {
   void Pause(Attempt& attempt, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     attempt.not_before = Now() + attempt.backoff.Next();
     if (attempt.backoff.num_failures() > 1) return;
-    base::LogWarning("a call of the cluster's API server failed, will retry",
+    base::LogWarning("a call to the cluster's API server failed; it will be repeated",
                      {{"job", attempt.request.job_id}, {"why", std::string(why.message())}});
   }
 
@@ -434,7 +436,7 @@ class KubernetesRunner : public Runner {
         return;
       }
       Pause(one, answer.status());
-      // Any other failure may be that of the answer.
+      // After any other failure the API server may have the Job: only its answer may be lost.
       if (IsRefused(answer.status())) one.posted = false;
       if (one.state.phase == State::kEnded) return;
       one.trouble = StrCat("the Job cannot be created: ", answer.status().message());
@@ -544,7 +546,8 @@ class KubernetesRunner : public Runner {
     Sent(attempt, api_.ListEvents(attempt.events_of, Then(attempt, done)));
   }
 
-  // The arguments of a call were not as Kubernetes wants them: an object of the cluster has an unexpected name.
+  // Takes the status that a call returned at once. An error: nothing was sent, because an argument is not as Kubernetes
+  // wants it: an object of the cluster has an unexpected name.
   void Sent(Attempt& attempt, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (status.ok()) return;
     attempt.calling = false;

@@ -60,8 +60,8 @@ const Json& TrainerStatus(const Json& pod, const char* state) {
 }
 
 TrainerEnd FromExitCode(int code) {
-  // A container's exit code for an end by signal N is 128 + N.
-  if (code > 128 && code < 128 + 65) return {.cause = Cause::kSignaled, .value = code - 128};
+  // A container's exit code for an end by signal N, from 1 to 64, is 128 + N.
+  if (code > 128 && code <= 128 + 64) return {.cause = Cause::kSignaled, .value = code - 128};
   return {.cause = Cause::kExited, .value = code};
 }
 

@@ -13,12 +13,12 @@ inline constexpr char kTrainerContainer[] = "trainer";
 
 struct ClusterView {
   enum class Phase {
-    kAbsent,       // no Job
+    kAbsent,       // neither a Job nor a pod
     kSuspended,    // no pod may start: Kueue has not admitted the Job
     kPending,      // its pod does not run yet
     kBroken,       // as kPending, but it cannot run until somebody mends its image, configuration or rights
     kRunning,      // its pod runs
-    kTerminating,  // its pod or Job is being deleted, or its node does not answer
+    kTerminating,  // its pod or Job is being deleted, perhaps because its node does not answer
     kEnded,        // all of its pods have ended
   };
   Phase phase = Phase::kAbsent;

@@ -110,7 +110,7 @@ struct ApiClient::State {
       std::terminate();
     }
   }
-  // Ends with an OK status and an open connection in `call`.
+  // If the status is OK, `call` has an open connection.
   asio::awaitable<absl::Status> Open(Call& call, Deadline deadline);
   asio::awaitable<absl::StatusOr<Endpoints>> LookUp(Call& call, Deadline deadline);
   asio::awaitable<absl::Status> Send(Call& call, const ApiRequest& request);
@@ -243,7 +243,7 @@ asio::awaitable<void> ApiClient::State::Answer(ApiRequest request, Done done, De
     calls.insert(&call);
     absl::Status status;
     try {
-      // Checked before connecting: without it, no request is sent.
+      // Without a token, do not even connect.
       status = ReadToken(access).status();
       if (status.ok()) status = co_await Exchange(call, request, deadline);
       if (call.cancelled) status = absl::CancelledError("the request was cancelled");

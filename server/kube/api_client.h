@@ -22,9 +22,9 @@ struct ApiRequest {
   std::optional<base::Json> body = {};  // sent as JSON
   // From the call of Request to the answer, including the wait for other requests, a new connection and a repetition.
   absl::Duration timeout = absl::Seconds(30);
-  // The request may reach the server twice. True of every GET, of a POST of an object with a fixed name, and of a
-  // DELETE with a precondition. A kept connection may have been closed by the server; only a repeatable request is then
-  // sent again, on a new connection.
+  // The request may reach the server twice. Set it for a POST of an object with a fixed name, and for a DELETE with a
+  // precondition; a GET is always repeatable. The server may have closed a kept connection; only a repeatable request
+  // is then sent again, on a new connection.
   bool repeatable = false;
 };
 

@@ -1,4 +1,4 @@
-// Pauses after failed calls of the API server.
+// Pauses after failed calls to the API server.
 #pragma once
 #include <cstdint>
 #include <optional>

@@ -1,4 +1,4 @@
-// The calls of the API server that running trainers as Jobs needs.
+// The calls to the API server that running trainers as Jobs needs.
 #pragma once
 #include <functional>
 #include <optional>

@@ -18,8 +18,8 @@ constexpr std::size_t kMaxShown = 100;   // bytes of a refused text in a message
 bool IsLowerOrDigit(char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); }
 bool IsAlphanumeric(char c) { return IsLowerOrDigit(c) || (c >= 'A' && c <= 'Z'); }
 
-// Whether `text` has 1 to `max` bytes, each a letter or digit or in `inner`, and ends in a letter or digit at both
-// ends.
+// Whether `text` has 1 to `max` bytes, of which the first and the last satisfy `is_end`, and each other one satisfies
+// `is_end` or is in `inner`.
 bool Matches(std::string_view text, std::size_t max, bool (*is_end)(char), std::string_view inner) {
   return !text.empty() && text.size() <= max && is_end(text.front()) && is_end(text.back()) &&
          std::all_of(text.begin(), text.end(),
@@ -46,7 +46,9 @@ absl::Status CheckLabelKey(std::string_view key) {
   const std::string_view name = has_prefix ? key.substr(slash + 1) : key;
   const bool prefix_ok = !has_prefix || Matches(key.substr(0, slash), kMaxPrefix, IsLowerOrDigit, "-.");
   if (prefix_ok && Matches(name, kMaxName, IsAlphanumeric, "-_.")) return absl::OkStatus();
-  return Refused("label key", key, kWantedLabel);
+  return Refused("label key", key,
+                 "an optional prefix \"example.com/\", then 1 to 63 letters, digits, '-', '_' or '.', with a letter or "
+                 "digit at both ends");
 }
 
 absl::Status CheckLabelValue(std::string_view value) {

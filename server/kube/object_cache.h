@@ -26,9 +26,10 @@ struct ObjectCacheOptions {
 };
 
 // Lists the collection, then watches it from the list's version. A watch that ends or is cut continues from the last
-// version that the server sent; only if the server no longer has that version is the collection listed again. After
-// errors it keeps its objects and tries again until it is destroyed, after growing pauses, and no sooner than the
-// server asks (Retry-After). Logs the first of several errors in a row. Reads never wait for the server. Thread-safe.
+// version that the server sent. The collection is listed again if the server no longer has that version or refuses it,
+// or if the watch sent an error or an event that cannot be read. After errors the cache keeps its objects and tries
+// again until it is destroyed, after growing pauses, and no sooner than the server asks (Retry-After). Logs the first
+// of several errors in a row. Reads never wait for the server. Thread-safe.
 class ObjectCache {
  public:
   using Object = std::shared_ptr<const base::Json>;

@@ -77,13 +77,15 @@ absl::StatusOr<std::uint64_t> SpareBytes(base::FileSystem& files, const std::str
   return free > min_free_bytes ? free - min_free_bytes : 0;
 }
 
-void WarnBelowWatermark(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes) {
+void WarnBelowWatermark(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes,
+                        std::string_view warning) {
   const auto free = files.FreeBytes(path);
   if (!free.ok()) {
-    base::LogWarning("cannot determine the free disk space", {{"why", std::string(free.status().message())}});
+    base::LogWarning("cannot determine the free disk space",
+                     {{"directory", path}, {"why", std::string(free.status().message())}});
   } else if (*free < min_free_bytes) {
-    base::LogWarning("free disk space is below the watermark: new jobs, models and datasets are refused",
-                     {{"free_bytes", *free}, {"wanted_bytes", min_free_bytes}});
+    base::LogWarning(std::string(warning),
+                     {{"directory", path}, {"free_bytes", *free}, {"wanted_bytes", min_free_bytes}});
   }
 }
 

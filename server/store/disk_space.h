@@ -22,7 +22,8 @@ absl::StatusOr<std::uint64_t> SpareBytes(base::FileSystem& files, const std::str
 
 // Logs a warning if less than `min_free_bytes` are free. For a start of the server: without it, the first refused call
 // would be the first sign.
-void WarnBelowWatermark(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes);
+void WarnBelowWatermark(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes,
+                        std::string_view warning);
 
 inline constexpr std::uint64_t kStatBlockBytes = 512;  // unit of stat's st_blocks, on every file system
 

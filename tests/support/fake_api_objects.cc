@@ -113,7 +113,8 @@ void FakeApiObjects::Put(Json object) {
 }
 
 ObjectAnswer FakeApiObjects::Create(const ApiTarget& target, Json object) {
-  const auto space = target.collection.find("/namespaces/") + 12;
+  const std::string before = "/namespaces/";
+  const auto space = target.collection.find(before) + before.size();
   object["metadata"]["namespace"] = target.collection.substr(space, target.collection.find('/', space) - space);
   const std::string name = object["metadata"].value("name", "");
   if (name.empty() || CollectionOf(object) != target.collection) return Failure(422, "Invalid", "wrong object");
@@ -132,7 +133,7 @@ ObjectAnswer FakeApiObjects::Get(const ApiTarget& target) const {
 ObjectAnswer FakeApiObjects::List(const ApiTarget& target) const {
   const std::string limit = target.Query("limit");
   const std::size_t max = limit.empty() ? SIZE_MAX : std::stoull(limit);
-  // The token of the next page: "VERSION:NAME", of the first page and of the last object listed.
+  // The token of the next page is "VERSION:NAME": the version of the first page and the name of the last listed object.
   const std::string token = target.Query("continue");
   const std::size_t colon = token.find(':');
   const std::string version = token.empty() ? std::to_string(version_) : token.substr(0, colon);

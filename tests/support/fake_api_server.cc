@@ -406,11 +406,6 @@ void FakeApiServer::Fail(int n, RequestKind kind, const ApiFault& fault) {
   state_->faults[kind].insert(state_->faults[kind].end(), static_cast<std::size_t>(n), fault);
 }
 
-void FakeApiServer::ClearFaults() {
-  base::MutexLock lock(state_->mutex);
-  state_->faults.clear();
-}
-
 void FakeApiServer::Hold() {
   state_->OnThread([this] { state_->holds = true; });
 }

@@ -30,7 +30,6 @@ class Cluster:
         self.running = {}  # PodProcess by the pod's UID; stays after the end
         self.requests = []  # (method, path)
         self.away = False
-        self.admits = True  # False: Kueue has not admitted suspended Jobs
         certificate, key = authority.issue("kubernetes", "IP:127.0.0.1")
         (folder / "token").write_text(TOKEN)
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler_of(self))
@@ -102,7 +101,7 @@ class Cluster:
             return 201, copy.deepcopy(job)
 
     def set_suspend(self, name, suspend):
-        """As Kueue does: false admits the Job, true takes its quota."""
+        """As Kueue does: false admits the Job, true revokes its quota."""
         with self.lock:
             job = copy.deepcopy(self.objects[JOBS][name])
             job["spec"]["suspend"] = suspend
@@ -151,6 +150,7 @@ class Cluster:
                 self.remove_deleted_job(self.owner(pod))
 
     def end_job(self, pod, code):
+        """Call with the lock held."""
         job = copy.deepcopy(self.objects[JOBS].get(self.owner(pod)))
         if job is None or job["spec"].get("suspend") or "deletionTimestamp" in job["metadata"]:
             return
@@ -170,6 +170,7 @@ class Cluster:
         self.put(JOBS, "MODIFIED", job)
 
     def remove_deleted_job(self, name):
+        """Call with the lock held."""
         job = self.objects[JOBS].get(name)
         if job is not None and "deletionTimestamp" in job["metadata"]:
             self.put(JOBS, "DELETED", job)
@@ -199,7 +200,7 @@ class Cluster:
         self.delete_pod(name)
 
     def lose_node(self, name):
-        """The node of the pod does not answer: its container continues, and nothing more is heard of it."""
+        """The pod's node does not answer: the container continues, but its status is not reported any more."""
         self.disrupt(name, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
         with self.lock:
             pod = copy.deepcopy(self.objects[PODS][name])
@@ -245,90 +246,93 @@ def matches(item, query):
     return all(labels.get(key) == value for key, _, value in (one.partition("=") for one in selector.split(",") if one))
 
 
-def handler_of(cluster):
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        timeout = 60
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers for `cluster`, which a subclass sets (handler_of)."""
+    cluster = None
+    protocol_version = "HTTP/1.1"
+    timeout = 60
 
-        def log_message(self, *_):
-            pass
+    def log_message(self, *_):
+        pass
 
-        def handle(self):
-            if not cluster.away:
-                try:
-                    super().handle()
-                except OSError:
-                    pass  # the client has left
+    def handle(self):
+        if not self.cluster.away:
+            try:
+                super().handle()
+            except OSError:
+                pass  # the client has left
 
-        def answer(self, code, body):
-            data = json.dumps(body).encode()
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def answer(self, code, body):
+        data = json.dumps(body).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
 
-        def parts(self):
-            """(collection, name, query, body) of an allowed request; None after the refusal of another."""
-            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
-            with cluster.lock:
-                cluster.requests.append((self.command, self.path))
-            if cluster.away:
-                self.close_connection = True
-                return None
-            if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-                self.answer(401, failure(401, "Unauthorized", "Unauthorized"))
-                return None
-            url = urllib.parse.urlsplit(self.path)
-            query = dict(urllib.parse.parse_qsl(url.query))
-            for collection in cluster.objects:
-                if url.path == collection or url.path.startswith(collection + "/"):
-                    return collection, url.path[len(collection) + 1:], query, body
-            self.answer(404, failure(404, "NotFound", "no such path"))
-            return None
-
-        def do_POST(self):
-            if parts := self.parts():
-                self.answer(*cluster.create_job(parts[3]))
-
-        def do_DELETE(self):
-            if parts := self.parts():
-                collection, name, _, body = parts
-                self.answer(*(cluster.delete_job(name, body) if collection == JOBS else
-                              cluster.delete_pod(name, body.get("gracePeriodSeconds"))))
-
-        def do_GET(self):
-            if not (parts := self.parts()):
-                return
-            collection, name, query, _ = parts
-            if query.get("watch") in ("1", "true"):
-                return self.watch(collection, query)
-            with cluster.lock:
-                if name:
-                    item = cluster.objects[collection].get(name)
-                    answer = (200, copy.deepcopy(item)) if item else (404, failure(404, "NotFound", f'"{name}" not found'))
-                else:
-                    items = [copy.deepcopy(item) for item in cluster.objects[collection].values() if matches(item, query)]
-                    answer = (200, {"kind": "List", "metadata": {"resourceVersion": str(cluster.version)}, "items": items})
-            self.answer(*answer)
-
-        def watch(self, collection, query):
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            sent, ends = int(query["resourceVersion"]), time.monotonic() + float(query.get("timeoutSeconds", 60))
-            while not cluster.away and time.monotonic() < ends:
-                with cluster.lock:
-                    cluster.lock.wait_for(lambda: cluster.version > sent, timeout=0.5)
-                    events = [(kind, item) for version, of, kind, item in cluster.history if of == collection and version > sent]
-                    sent = cluster.version
-                for kind, item in events:
-                    if matches(item, query):
-                        line = json.dumps({"type": kind, "object": item}).encode() + b"\n"
-                        self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
-                        self.wfile.flush()
-            self.wfile.write(b"0\r\n\r\n")
+    def parts(self):
+        """(collection, name, query, body) of an allowed request; None after the refusal of another."""
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
+        with self.cluster.lock:
+            self.cluster.requests.append((self.command, self.path))
+        if self.cluster.away:
             self.close_connection = True
+            return None
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            self.answer(401, failure(401, "Unauthorized", "Unauthorized"))
+            return None
+        url = urllib.parse.urlsplit(self.path)
+        query = dict(urllib.parse.parse_qsl(url.query))
+        for collection in self.cluster.objects:
+            if url.path == collection or url.path.startswith(collection + "/"):
+                return collection, url.path[len(collection) + 1:], query, body
+        self.answer(404, failure(404, "NotFound", "no such path"))
+        return None
 
-    return Handler
+    def do_POST(self):
+        if parts := self.parts():
+            self.answer(*self.cluster.create_job(parts[3]))
+
+    def do_DELETE(self):
+        if parts := self.parts():
+            collection, name, _, body = parts
+            self.answer(*(self.cluster.delete_job(name, body) if collection == JOBS else
+                          self.cluster.delete_pod(name, body.get("gracePeriodSeconds"))))
+
+    def do_GET(self):
+        if not (parts := self.parts()):
+            return
+        collection, name, query, _ = parts
+        if query.get("watch") in ("1", "true"):
+            return self.watch(collection, query)
+        with self.cluster.lock:
+            if name:
+                item = self.cluster.objects[collection].get(name)
+                answer = (200, copy.deepcopy(item)) if item else (404, failure(404, "NotFound", f'"{name}" not found'))
+            else:
+                items = [copy.deepcopy(item) for item in self.cluster.objects[collection].values() if matches(item, query)]
+                answer = (200, {"kind": "List", "metadata": {"resourceVersion": str(self.cluster.version)}, "items": items})
+        self.answer(*answer)
+
+    def watch(self, collection, query):
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        sent, ends = int(query["resourceVersion"]), time.monotonic() + float(query.get("timeoutSeconds", 60))
+        while not self.cluster.away and time.monotonic() < ends:
+            with self.cluster.lock:
+                self.cluster.lock.wait_for(lambda: self.cluster.version > sent, timeout=0.5)
+                events = [(kind, item) for version, of, kind, item in self.cluster.history if of == collection and version > sent]
+                sent = self.cluster.version
+            for kind, item in events:
+                if matches(item, query):
+                    line = json.dumps({"type": kind, "object": item}).encode() + b"\n"
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+                    self.wfile.flush()
+        self.wfile.write(b"0\r\n\r\n")
+        self.close_connection = True
+
+
+def handler_of(cluster):
+    return type("HandlerOfACluster", (Handler,), {"cluster": cluster})

@@ -163,6 +163,7 @@ TEST_F(KubernetesRunnerTest, FailuresOfTheApiServerMakeNoSecondJob) {  // R29
   ASSERT_TRUE(EndsWith(request, Cause::kExited));
   runner_->Forget(request.directory);
   EXPECT_TRUE(Soon([&] { return NumDeletes() == 3; }));
+  EXPECT_EQ(NumPosts(), 3 + 2 + 1 + 1 + 1) << "six that failed, and one for each of the two Jobs";
 }
 
 TEST_F(KubernetesRunnerTest, JobOfTheSameAttemptIsAdoptedAndThatOfAStrangerIsNot) {
@@ -182,7 +183,7 @@ TEST_F(KubernetesRunnerTest, JobOfTheSameAttemptIsAdoptedAndThatOfAStrangerIsNot
   EXPECT_EQ(NumDeletes(), 0) << "a stranger's Job stays";
 }
 
-TEST_F(KubernetesRunnerTest, NextServerAdoptsWhatRunsAndRemovesWhatIsOver) {
+TEST_F(KubernetesRunnerTest, NextServerAdoptsRunningTrainersAndRemovesOldJobs) {
   const TrainerRequest runs = Running(), over = Request(1, "job-b");
   PutJob(over);
   const std::string handle = Poll(runs).handle;
@@ -407,7 +408,11 @@ TEST_F(KubernetesRunnerTest, TrainerThatBeginsAsItsStartFailsIsNotGivenUp) {
   runner_->Start(request);
   PutPod(request, "Pending", R"({"waiting":{"reason":"ImagePullBackOff"}})");
   Write("claim", "pod-uid", request);  // the image was pulled after all, and the watch does not show it yet
-  EXPECT_TRUE(Soon([&] { return server_.CountOf(RequestKind::kCreate) == 1; }));
+  EXPECT_TRUE(Soon([&] { return NumPosts() == 1 && !Poll(request).waiting_for.empty(); }));
+  // The runner has seen the broken pod. Now its start fails, but the trainer has the claim.
+  const auto until = std::chrono::steady_clock::now() + 3 * std::chrono::milliseconds(100);  // three timeouts
+  ASSERT_TRUE(Soon([&] { return std::chrono::steady_clock::now() > until; }));
+  EXPECT_EQ(Poll(request).phase, TrainerPhase::kStarting);
   RunPod(request);
   EXPECT_TRUE(Reaches(request, TrainerPhase::kRunning));
 }
@@ -478,7 +483,7 @@ TEST_F(KubernetesRunnerTest, QueuedJobWaitsAndIsPreemptedOnceItsPodHasRun) {
   EXPECT_TRUE(EndsWith(request, Cause::kPreempted));
 }
 
-TEST(KubernetesJobTest, JobIsATemplateWithWhatNibbleDecides) {
+TEST(KubernetesJobTest, JobIsTheTemplateWithTheFieldsThatNibbledSets) {
   const auto templates = ParseTrainerTemplates(
       R"({"cuda":{"metadata":{"labels":{"team":"x"}},"spec":{"ttlSecondsAfterFinished":60,"template":{"spec":{
         "nodeSelector":{"gpu":"h200"},"restartPolicy":"OnFailure","containers":[{"name":"sidecar"},{"name":"trainer","image":"t",

@@ -77,12 +77,12 @@ TEST(KubernetesViewTest, EndOfAPodGivesTheCause) {
     EXPECT_TRUE(view.has_begun);
     EXPECT_EQ(view.end.cause, one.cause);
     EXPECT_EQ(view.end.value, one.value);
-    // Without the Job, which somebody may have deleted, the pod still says it.
+    // Somebody may have deleted the Job: the pod alone gives the same cause.
     EXPECT_EQ(ViewOf({.pods = {&one.pod}}).end.cause, one.cause);
   }
 }
 
-TEST(KubernetesViewTest, EndByADeletionIsThatOfSomebodyElseUnlessThisServerStopsTheTrainer) {
+TEST(KubernetesViewTest, DeletionOfThePodIsTheCauseUnlessThisServerStopsTheTrainer) {
   const auto deleted = [](Json pod) {
     pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z";
     return pod;

@@ -180,6 +180,21 @@ TEST_F(ApiClientTest, StaleConnectionIsReplacedForARepeatableRequest) {
 }
 
 TEST_F(ApiClientTest, RequestIsRepeatedOnlyOnce) {
+  Collected<absl::Status> ended;
+  ApiClient client(server_.access());
+  ASSERT_EQ(Get(client, kJobs)->status, 200);
+  server_.Fail(3, RequestKind::kList, {.kind = ApiFault::kSilent});
+  client.Request({.target = kJobs}, [&](const absl::StatusOr<ApiAnswer>& got) { ended.Add(got.status()); });
+  for (const int num_requests : {2, 3}) {  // the request, its repetition
+    ASSERT_TRUE(testing_support::Soon([&] { return server_.CountOf(RequestKind::kList) == num_requests; }));
+    server_.CutConnections();
+  }
+  ASSERT_TRUE(ended.Await(1));
+  EXPECT_TRUE(absl::IsUnavailable(ended.Values()[0])) << ended.Values()[0];
+  EXPECT_EQ(server_.CountOf(RequestKind::kList), 3);
+}
+
+TEST_F(ApiClientTest, ServerThatIsAwayIsUnavailable) {
   ApiClient client(server_.access());
   ASSERT_EQ(Get(client, kJobs)->status, 200);
   server_.SetAway(true);

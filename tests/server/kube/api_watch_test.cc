@@ -36,7 +36,7 @@ class ApiWatchTest : public ::testing::Test {
     };
     return watch;
   }
-  // Starts the watch and waits until the server sends it events.
+  // Starts the watch and waits until it is open at both ends.
   void Start() {
     watch_ = client_.StartWatch(Watching());
     ASSERT_TRUE(opened_.Await(1));
@@ -58,7 +58,7 @@ class ApiWatchTest : public ::testing::Test {
 TEST_F(ApiWatchTest, PassesEventsOnAsTheyHappen) {
   server_.Put(WatchedPod("a"));
   Start();
-  ASSERT_TRUE(events_.Await(1)) << "of the time after the given version";
+  ASSERT_TRUE(events_.Await(1)) << "the change after version 100, made before the watch began";
   server_.Put(WatchedPod("b"));
   server_.Put(testing::ApiObject("Pod", "other"));
   server_.Put(WatchedPod("b"));

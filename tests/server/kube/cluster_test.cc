@@ -38,7 +38,7 @@ class ClusterTest : public ::testing::Test {
   testing::TempDirectory temp_;
 };
 
-TEST_F(ClusterTest, PodFindsEverythingInItsServiceAccount) {
+TEST_F(ClusterTest, PodFindsTheServerInItsEnvironmentAndTheRestInItsServiceAccount) {
   Write("namespace", "ml\n");
   const auto access = ClusterAccessOf(Options(), PodEnvironment());
   ASSERT_TRUE(access.ok()) << access.status();
