@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -20,7 +21,7 @@ absl::StatusOr<std::uint64_t> TotalBytes(const std::string& path);
 absl::StatusOr<std::uint64_t> SpareBytes(base::FileSystem& files, const std::string& path,
                                          std::uint64_t min_free_bytes);
 
-// Logs a warning if less than `min_free_bytes` are free. For a start of the server: without it, the first refused call
+// Logs `warning` if less than `min_free_bytes` are free. For a start of the server: without it, the first refused call
 // would be the first sign.
 void WarnBelowWatermark(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes,
                         std::string_view warning);

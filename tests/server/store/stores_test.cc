@@ -505,13 +505,14 @@ TEST_F(StoresTest, DiskBelowTheWatermarkRefusesNewModels) {  // R9
 TEST(DiskSpaceTest, WarnsOnlyBelowTheWatermark) {  // R9
   const auto logged = [](std::uint64_t watermark) {
     ::testing::internal::CaptureStderr();
-    WarnBelowWatermark(Files(), "/", watermark);
+    WarnBelowWatermark(Files(), "/", watermark, "low");
     return ::testing::internal::GetCapturedStderr();
   };
   EXPECT_EQ(logged(0), "");
   const std::string line = logged(std::uint64_t{1} << 60);
   EXPECT_THAT(line, HasSubstr(R"("level":"warning")"));
-  EXPECT_THAT(line, HasSubstr(R"("free_bytes":)"));
+  EXPECT_THAT(line, HasSubstr("low"));
+  EXPECT_THAT(line, HasSubstr(R"("directory":"/","free_bytes":)"));
   EXPECT_THAT(line, HasSubstr(R"("wanted_bytes":1152921504606846976})"));
 }
 
