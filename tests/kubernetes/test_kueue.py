@@ -111,6 +111,11 @@ def test_second_trainer_waits_for_the_quota_of_the_first(start, cluster, queue, 
     for job, name in zip(jobs, ("first", "second")):
         check(server, job, calm, name, attempts=1)
     assert [cluster.created().count(f"nibble-{job}-1") for job in jobs] == [1, 1]
+    # A trainer writes `claim` when it begins, and outcome.json at its end.
+    attempts = [server.state / "jobs" / job / "attempts/1" for job in jobs]
+    (_, first_end), (second_begin, _) = sorted(
+        [(attempt / name).stat().st_mtime_ns for name in ("claim", "outcome.json")] for attempt in attempts)
+    assert first_end <= second_begin
 
 
 def await_readmission(cluster, job, first):

@@ -87,7 +87,7 @@ def test_trainer_that_the_deletion_of_its_pod_kills_counts_no_retry(on_cluster, 
 def test_template_that_fits_restricted_pod_security_runs(start, cluster, calm):
     cluster.label({"pod-security.kubernetes.io/enforce": "restricted"})
     server = start(templates({"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}},
-                                       {"securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}}))
+                             {"securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}}))
     check(server, create(server, "out"), calm, "out", attempts=1)
 
 
@@ -207,10 +207,10 @@ def test_every_right_that_nibbled_does_not_need_is_refused(cluster):
         # A watch ends at once.
         return api.code(METHODS[verb], path, body, content, **({"watch": 1, "timeoutSeconds": 1} if verb == "watch" else {}))
 
-    wanted = [(base, resource, verb) for base, resources in RESOURCES.items() for resource in resources for verb in METHODS]
+    tried = [(base, resource, verb) for base, resources in RESOURCES.items() for resource in resources for verb in METHODS]
     bases = {resource: base for base, resources in RESOURCES.items() for resource in resources}
-    wanted += [(bases[resource.partition("/")[0]], resource, verb) for resource, verb in SUBRESOURCES]
-    refused = {(resource, verb) for base, resource, verb in wanted if code(base, resource, verb) == 403}
-    assert {(resource, verb) for _, resource, verb in wanted} - refused == allowed
+    tried += [(bases[resource.partition("/")[0]], resource, verb) for resource, verb in SUBRESOURCES]
+    refused = {(resource, verb) for base, resource, verb in tried if code(base, resource, verb) == 403}
+    assert {(resource, verb) for _, resource, verb in tried} - refused == allowed
     for path in ("/apis/batch/v1/jobs", "/api/v1/nodes", "/api/v1/namespaces", "/api/v1/namespaces/default/pods"):
         assert api.code("GET", path) == 403, path

@@ -13,8 +13,8 @@ from kubelet import Kubelet
 from soon import soon
 
 ADMIN = "token-of-admin"
-# daemonset only because taint-eviction uses its index of the pods of a node. Without node-lifecycle, nodes need not show
-# signs of life.
+# daemonset only because taint-eviction uses its index of the pods of a node. Without node-lifecycle, nodes need not
+# send heartbeats.
 CONTROLLERS = [f"{name}-controller" for name in (
     "job", "garbage-collector", "namespace", "serviceaccount", "pod-garbage-collector", "taint-eviction", "daemonset", "ttl-after-finished",
     "disruption", "resourcequota", "root-ca-certificate-publisher")]
@@ -119,7 +119,7 @@ class Cluster:
     def __init__(self, plane, folder, programs):
         name = f"ml-{uuid.uuid4().hex[:8]}"
         self.plane, self.api, self.name = plane, plane.api, name
-        self.restarted = False  # the API server ended once
+        self.restarted = False  # whether the test ended the API server (go_away)
         self.job_path, self.pod_path = f"/apis/batch/v1/namespaces/{name}/jobs", f"/api/v1/namespaces/{name}/pods"
         space = f"/api/v1/namespaces/{name}"
         rights = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{name}"
@@ -147,7 +147,7 @@ class Cluster:
         self.come_back()
         self.kubelet.stop()
         self.api.call("DELETE", f"/api/v1/namespaces/{self.name}")
-        for pod in self.pods():  # nodes that are gone hold up the namespace
+        for pod in self.pods():  # a pod whose node is gone would delay the namespace's deletion
             self.api.code("DELETE", f"{self.pod_path}/{pod['metadata']['name']}", {"gracePeriodSeconds": 0})
 
     def as_nibbled(self):
@@ -181,7 +181,7 @@ class Cluster:
         self.api.call("POST", f"{self.pod_path}/{pod}/eviction", {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}})
 
     def lose_node(self, pod):
-        """The node of the pod does not answer: its container continues, and the cluster gives the pod up."""
+        """The pod's node does not answer: the container continues, and the cluster deletes the pod."""
         self.kubelet.lose(pod)
         self.kubelet.taint([{"key": "nibble.dev/lost", "effect": "NoExecute"}])
         soon(lambda: [one for one in self.pods() if one["metadata"]["name"] == pod and "deletionTimestamp" in one["metadata"]])
@@ -207,7 +207,7 @@ class Cluster:
         soon(lambda: self.api.call("GET", f"{path}/pods")["status"].get("hard") == quota["spec"]["hard"])
 
     def set_suspend(self, job, suspend):
-        """As Kueue does: false admits the Job, true takes its quota."""
+        """As Kueue does: false admits the Job, true revokes its quota."""
         self.api.call("PATCH", f"{self.job_path}/{job}", {"spec": {"suspend": suspend}}, MERGE)
 
     def go_away(self):

@@ -19,11 +19,11 @@ class Kubelet:
         self.namespace, self.name, self.collection = namespace, f"node-of-{namespace}", f"/api/v1/namespaces/{namespace}/pods"
         self.lock = threading.Lock()
         self.running = {}  # PodProcess by UID; stays after the end
-        self.ended = {}  # UID: name, of pods whose end is reported
+        self.ended = set()  # UIDs of pods whose end is reported
         self.graces = {}  # by UID, of pods that are being deleted
         self.endings = {}  # by UID: (reason of the container's end, more of the pod's status) if not the usual ones
         self.broken = set()  # UIDs of pods whose image was not pulled, or whose volumes were not mounted
-        self.lost = set()  # names of pods of which the API server hears nothing
+        self.lost = set()  # names of pods whose status is no longer reported
         self.stopped = False
         self.run = PodProcess  # (programs, spec, uid, log): the container of a pod
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
@@ -77,7 +77,7 @@ class Kubelet:
                 time.sleep(0.2)  # the API server is away
 
     def attempt(self, action, *arguments):
-        """A pod may be gone, or changed, before a call for it arrives: its next event says so."""
+        """Ignores 404 and 409: the pod is gone or has changed, and its next event says so."""
         try:
             action(*arguments)
         except Refused as refused:
@@ -161,7 +161,7 @@ class Kubelet:
         self.until_answered(self.report, name, uid, "Failed" if code else "Succeeded", process.container,
                             {"terminated": {"exitCode": code, "reason": reason}}, more)
         with self.lock:
-            self.ended[uid] = name
+            self.ended.add(uid)
             leaving = uid in self.graces
         if leaving:
             self.until_answered(self.remove, name, uid)

@@ -43,7 +43,7 @@ class Api:
         return found
 
     def code(self, method, path, body=None, content="application/json", **query):
-        """The HTTP status."""
+        """Calls, and returns the HTTP status of an error, or 200 for every success (2xx)."""
         try:
             self.call(method, path, body, content, **query)
         except Refused as refused:
