@@ -1,5 +1,5 @@
 // Ternary weights: codes -1, 0, 1 of 2 bits each (stored as code + 1) and one f32 scale per tensor,
-// s = max(mean|w|, 1e-5), code = clamp(rne(w * (1 / s)), -1, 1) (docs/numerics.md 2). Ternarise a weight only once:
+// s = max(mean|w|, 1e-5), code = clamp(rne(w * (1 / s)), -1, 1) (docs/numerics.md 2). Ternarize a weight only once:
 // doing it again to {-s, 0, s} would shrink s.
 //
 // Two layouts of the same codes:

@@ -310,7 +310,7 @@ class Converter {
   absl::StatusOr<LayerError> PutTernary(const TensorSpec& spec) {
     NIBBLE_ASSIGN_OR_RETURN(WeightReader reader, WeightReader::Open(source_, spec.name, stream_));
     NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix weight, reader.Rows(0, reader.rows()));
-    NIBBLE_ASSIGN_OR_RETURN(const TernaryWeight made, TernariseOnce(spec.name, weight, info_.bitnet->scaling, stream_));
+    NIBBLE_ASSIGN_OR_RETURN(const TernaryWeight made, TernarizeOnce(spec.name, weight, info_.bitnet->scaling, stream_));
     NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name, Bytes(made.rows)));
     NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name + model::kTernaryScaleSuffix,
                                                   {reinterpret_cast<const char*>(&made.scale), sizeof made.scale}));

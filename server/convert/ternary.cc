@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "kernels/formats/ternary.h"
-#include "kernels/ops/quantize/ternarise.h"
+#include "kernels/ops/quantize/ternarize.h"
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -32,7 +32,7 @@ bool IsTernary(const ConstMatrix& weight) {
 
 }  // namespace
 
-absl::StatusOr<TernaryWeight> TernariseOnce(const std::string& name, const ConstMatrix& weight,
+absl::StatusOr<TernaryWeight> TernarizeOnce(const std::string& name, const ConstMatrix& weight,
                                             kernels::RowScaling scaling, const kernels::Stream& stream) {
   if (weight.dtype == kernels::DType::kF32 ? IsTernary<float>(weight) : IsTernary<kernels::BF16>(weight)) {
     return base::WithReason(
@@ -44,7 +44,7 @@ absl::StatusOr<TernaryWeight> TernariseOnce(const std::string& name, const Const
   TernaryWeight out;
   out.rows.resize(static_cast<std::size_t>(weight.rows * kernels::TernaryRowBytes(weight.cols)));
   std::vector<float> scale(static_cast<std::size_t>(weight.rows));
-  NIBBLE_RETURN_IF_ERROR(kernels::Ternarise({.w = weight, .scale = scale.data(), .rows = out.rows.data()}, stream));
+  NIBBLE_RETURN_IF_ERROR(kernels::Ternarize({.w = weight, .scale = scale.data(), .rows = out.rows.data()}, stream));
   out.scale = scaling == kernels::RowScaling::kReciprocal ? kernels::ReciprocalScale(scale[0]) : scale[0];
   if (!std::isfinite(out.scale)) return absl::InvalidArgumentError(StrCat(name, ": its values are not all finite"));
   return out;

@@ -1,4 +1,4 @@
-// Makes float master weights ternary, exactly once. Ternarising is not idempotent (the mean of |codes * s| is smaller
+// Makes float master weights ternary, exactly once. Ternarizing is not idempotent (the mean of |codes * s| is smaller
 // than s), so weights that are already ternary are refused. Included by server/convert/*.cc only.
 #pragma once
 #include <cstdint>
@@ -17,10 +17,10 @@ struct TernaryWeight {
   float scale = 0;
 };
 
-// weight: the whole tensor, [N, K] f32 or bf16. Gives the same bits as kernels::Ternarise, which training uses; with
+// weight: the whole tensor, [N, K] f32 or bf16. Gives the same bits as kernels::Ternarize, which training uses; with
 // kReciprocal, the scale is its ReciprocalScale.
 // Errors: InvalidArgument (not finite; the tensor named), FailedPrecondition (ALREADY_TERNARY).
-absl::StatusOr<TernaryWeight> TernariseOnce(const std::string& name, const kernels::ConstMatrix& weight,
+absl::StatusOr<TernaryWeight> TernarizeOnce(const std::string& name, const kernels::ConstMatrix& weight,
                                             kernels::RowScaling scaling, const kernels::Stream& stream);
 
 }  // namespace nibble::convert

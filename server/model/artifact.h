@@ -43,7 +43,7 @@ absl::StatusOr<Format> ParseFormat(std::string_view text);
 enum class Determinism { kBitwise, kBestEffort };  // kBitwise: weights in int8 or ternary
 
 // A BitNet model's settings besides its architecture. A ternary artifact is served with them. In a float artifact they
-// mark the linears as master weights, which must be ternarised before use: they are trained and converted, never
+// mark the linears as master weights, which must be ternarized before use: they are trained and converted, never
 // served.
 struct BitNetInfo {
   int act_bits = 8;  // bits of activation codes: 4, 8 or 16; one scale per row

@@ -4,7 +4,7 @@
 //   bitlinear                 weight u8 [N/4, K], weight_scale [1]: y = acc / (weight_scale * activation scale) + bias
 //   autobitlinear, offline    weight u8 [N/4, K], or float holding the codes; weight_scale [1]:
 //                             y = (x w^T + bias) * weight_scale
-//   autobitlinear, online     float master weights, ternarised at every forward pass: not servable, but convertible
+//   autobitlinear, online     float master weights, ternarized at every forward pass: not servable, but convertible
 // Row r of a packed weight holds rows r, r + N/4, r + 2N/4, r + 3N/4 at bits 0-1, 2-3, 4-5, 6-7, each as code + 1.
 #pragma once
 #include <cstdint>

@@ -10,7 +10,7 @@ namespace nibble::rpc {
 
 google::longrunning::Operation ToProto(const operations::Operation& operation);
 
-// For files of version 1 (operations::OperationParser). `bytes`: a serialised google.longrunning.Operation. ToProto
+// For files of version 1 (operations::OperationParser). `bytes`: a serialized google.longrunning.Operation. ToProto
 // gives the same message again, except that it always sets metadata. Errors: InvalidArgument.
 absl::StatusOr<operations::Operation> ParseOperationV1(std::string_view bytes);
 

@@ -6,8 +6,8 @@
 
 #include "kernels/ops/matmul/matmul_ternary.h"
 #include "kernels/ops/quantize/dequantize_ternary.h"
-#include "kernels/ops/quantize/ternarise.h"
-#include "kernels/ops/quantize/ternarise_backward.h"
+#include "kernels/ops/quantize/ternarize.h"
+#include "kernels/ops/quantize/ternarize_backward.h"
 #include "server/trainer/held_gradient.h"
 #include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"
@@ -23,7 +23,7 @@ using torch::autograd::variable_list;
 // may be the same tensor.
 void EstimateGradient(const Tensor& master, const Tensor& scale, const BitLinearOptions& options,
                       const Tensor& grad_ternary, const Tensor& grad, const TrainingContext& context) {
-  ThrowIfError(kernels::TernariseBackward({.w = ViewOf(master),
+  ThrowIfError(kernels::TernarizeBackward({.w = ViewOf(master),
                                            .scale = scale.data_ptr<float>()[0],
                                            .grad_y = ViewOf(grad_ternary),
                                            .ste = options.ste,
@@ -172,14 +172,14 @@ std::optional<Tensor> BiasOf(const BitWeight& weight) {
 
 }  // namespace
 
-void BitWeight::Ternarise(const kernels::Stream& stream, kernels::RowScaling scaling) {
+void BitWeight::Ternarize(const kernels::Stream& stream, kernels::RowScaling scaling) {
   const std::int64_t n = master.size(0);
   const std::int64_t k = master.size(1);
   if (!tiles.defined()) {
     tiles = torch::empty({kernels::PackedTernaryBytes(n, k)}, torch::kUInt8);
     scale = torch::empty({n}, torch::kFloat32);
   }
-  ThrowIfError(kernels::Ternarise(
+  ThrowIfError(kernels::Ternarize(
       {.w = ViewOf(master), .scale = scale.data_ptr<float>(), .rows = nullptr, .tiles = tiles.data_ptr<std::uint8_t>()},
       stream));
   if (scaling == kernels::RowScaling::kReciprocal) scale.fill_(kernels::ReciprocalScale(scale.data_ptr<float>()[0]));

@@ -22,7 +22,7 @@ struct BitWeight {
 
   // Makes tiles and scale from the master; called once per optimizer step. With kReciprocal, the scale is its
   // ReciprocalScale. Throws the kernel's error.
-  void Ternarise(const kernels::Stream& stream, kernels::RowScaling scaling = kernels::RowScaling::kNative);
+  void Ternarize(const kernels::Stream& stream, kernels::RowScaling scaling = kernels::RowScaling::kNative);
   kernels::PackedTernaryWeight packed() const;
 };
 

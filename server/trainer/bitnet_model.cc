@@ -45,7 +45,7 @@ class BitLinears : public CodedLinears {
       if (StaysFloat(static_cast<LinearKind>(k))) {
         linear.dense.Round(stream_);
       } else {
-        linear.ternary.Ternarise(stream_, options_.activations.scaling);
+        linear.ternary.Ternarize(stream_, options_.activations.scaling);
       }
     }
   }

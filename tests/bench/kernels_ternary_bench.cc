@@ -7,8 +7,8 @@
 #include "kernels/ops/matmul/matmul_ternary.h"
 #include "kernels/ops/quantize/dequantize_ternary.h"
 #include "kernels/ops/quantize/quantize_int8.h"
-#include "kernels/ops/quantize/ternarise.h"
-#include "kernels/ops/quantize/ternarise_backward.h"
+#include "kernels/ops/quantize/ternarize.h"
+#include "kernels/ops/quantize/ternarize_backward.h"
 #include "kernels/weight_buffer.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/ggml_peer.h"
@@ -140,7 +140,7 @@ struct WeightProblem {
         wm(kernels::MakeConstMatrix(w.data(), DType::kF32, n, k)),
         n(n),
         k(k) {}
-  kernels::TernariseArgs Ternarise(std::vector<std::uint8_t>& to) { return {wm, scale.data(), nullptr, to.data()}; }
+  kernels::TernarizeArgs Ternarize(std::vector<std::uint8_t>& to) { return {wm, scale.data(), nullptr, to.data()}; }
   kernels::PackedTernaryWeight Packed() { return {tiles.data(), scale.data(), n, k, kernels::TernaryPaddedK(k)}; }
 
   std::vector<float> w, grad, out, scale;
@@ -159,17 +159,17 @@ void AddWeightOps(Bench& bench, std::int64_t n, std::int64_t k) {
              [get, plain, &bench] {
                WeightProblem& p = get();
                std::vector<std::uint8_t> want(p.tiles.size());
-               return kernels::Ternarise(p.Ternarise(want), plain).ok() &&
-                      kernels::Ternarise(p.Ternarise(p.tiles), bench.stream()).ok() && p.tiles == want;
+               return kernels::Ternarize(p.Ternarize(want), plain).ok() &&
+                      kernels::Ternarize(p.Ternarize(p.tiles), bench.stream()).ok() && p.tiles == want;
              },
              [get, &bench](std::int64_t) {
-               if (!kernels::Ternarise(get().Ternarise(get().tiles), bench.stream()).ok()) std::abort();
+               if (!kernels::Ternarize(get().Ternarize(get().tiles), bench.stream()).ok()) std::abort();
              }});
   bench.Add({CaseName("dequantize_ternary bf16", 1, n, k), Roof::kRead, weights * 2.25,
              [get, plain, &bench] {
                WeightProblem& p = get();
                std::vector<kernels::BF16> want(p.w.size()), got(p.w.size());
-               if (!kernels::Ternarise(p.Ternarise(p.tiles), bench.stream()).ok()) return false;
+               if (!kernels::Ternarize(p.Ternarize(p.tiles), bench.stream()).ok()) return false;
                const auto run = [&](std::vector<kernels::BF16>& to, const kernels::Stream& stream) {
                  return kernels::DequantizeTernary({p.Packed(), kernels::MakeMatrix(to.data(), DType::kBF16, p.n, p.k)},
                                                    stream)
@@ -188,7 +188,7 @@ void AddWeightOps(Bench& bench, std::int64_t n, std::int64_t k) {
        [get, plain, &bench] {
          WeightProblem& p = get();
          const auto run = [&](std::vector<float>& to, const kernels::Stream& stream) {
-           return kernels::TernariseBackward(
+           return kernels::TernarizeBackward(
                       {p.wm, 0.016f, kernels::MakeConstMatrix(p.grad.data(), DType::kF32, p.n, p.k),
                        kernels::Ste::kRoundOnly, true, kernels::MakeMatrix(to.data(), DType::kF32, p.n, p.k)},
                       stream)
@@ -201,7 +201,7 @@ void AddWeightOps(Bench& bench, std::int64_t n, std::int64_t k) {
          WeightProblem& p = get();
          const kernels::ConstMatrix grad = kernels::MakeConstMatrix(p.grad.data(), DType::kF32, p.n, p.k);
          const kernels::Matrix out = kernels::MakeMatrix(p.out.data(), DType::kF32, p.n, p.k);
-         if (!kernels::TernariseBackward({p.wm, 0.016f, grad, kernels::Ste::kRoundOnly, true, out}, bench.stream())
+         if (!kernels::TernarizeBackward({p.wm, 0.016f, grad, kernels::Ste::kRoundOnly, true, out}, bench.stream())
                   .ok()) {
            std::abort();
          }

@@ -54,7 +54,7 @@ def calm(tmp_path_factory, model_directory, text_file):
 @pytest.fixture(scope="module", params=["qlora", "bitnet_qat", "full", "int8_mixed", "int8_qt", "lora", *VARIANTS])
 def calm_of_each_method(calm, request):
     """As calm, for each method and variant: a resume continues an adapter on an unchanged base, master weights that are
-    ternarised again, all weights, or int8 weights."""
+    ternarized again, all weights, or int8 weights."""
     server, digest, undisturbed = calm
     if request.param == "lora_on_int8":
         server.run("models", "convert", "small", "--to", "int8", "--name", "small-int8")

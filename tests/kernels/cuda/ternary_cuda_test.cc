@@ -5,7 +5,7 @@
 
 #include "kernels/ops/matmul/matmul_ternary.h"
 #include "kernels/ops/quantize/quantize_int8.h"
-#include "kernels/ops/quantize/ternarise.h"
+#include "kernels/ops/quantize/ternarize.h"
 #include "tests/support/cuda_rows.h"
 #include "tests/support/isas.h"
 #include "tests/support/ternary.h"
@@ -19,7 +19,7 @@ using support::DeviceRows;
 
 class TernaryCudaTest : public support::CudaTest {};
 
-TEST_F(TernaryCudaTest, TernariseGivesTheBytesOfTheCpu) {
+TEST_F(TernaryCudaTest, TernarizeGivesTheBytesOfTheCpu) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const std::int64_t k : {1, 13, 16, 63, 64, 65, 576}) {
       for (const std::int64_t n : {1, 7, 16, 17, 300}) {
@@ -27,13 +27,13 @@ TEST_F(TernaryCudaTest, TernariseGivesTheBytesOfTheCpu) {
         std::vector<float> scale(static_cast<std::size_t>(n));
         std::vector<std::uint8_t> rows(static_cast<std::size_t>(n * TernaryRowBytes(k)));
         std::vector<std::uint8_t> tiles(static_cast<std::size_t>(PackedTernaryBytes(n, k)));
-        ASSERT_TRUE(Ternarise({MakeConstMatrix(w.data(), dtype, n, k), scale.data(), rows.data(), tiles.data()},
+        ASSERT_TRUE(Ternarize({MakeConstMatrix(w.data(), dtype, n, k), scale.data(), rows.data(), tiles.data()},
                               CpuStream(Isa::kPlain))
                         .ok());
         DeviceBytes device_w(*context_, w), got_scale(*context_, n * 4);
         DeviceBytes got_rows(*context_, static_cast<std::int64_t>(rows.size()));
         DeviceBytes got_tiles(*context_, static_cast<std::int64_t>(tiles.size()));
-        const absl::Status status = Ternarise({MakeConstMatrix(device_w.As(), dtype, n, k), got_scale.As<float>(),
+        const absl::Status status = Ternarize({MakeConstMatrix(device_w.As(), dtype, n, k), got_scale.As<float>(),
                                                got_rows.As<std::uint8_t>(), got_tiles.As<std::uint8_t>()},
                                               stream_);
         ASSERT_TRUE(status.ok()) << status;

@@ -40,35 +40,35 @@ std::vector<float> Decode(const TernaryWeight& weight, std::int64_t rows, std::i
   return values;
 }
 
-TEST(TernariseOnceTest, ScaleIsTheMeanMagnitude) {
+TEST(TernarizeOnceTest, ScaleIsTheMeanMagnitude) {
   const std::vector<float> weight = {0.5f, -0.25f, 0.0f, 1.25f, -2.0f, 0.125f};  // mean magnitude 0.6875
-  const auto made = TernariseOnce("w", View(weight, 2), RowScaling::kNative, kernels::Stream());
+  const auto made = TernarizeOnce("w", View(weight, 2), RowScaling::kNative, kernels::Stream());
   ASSERT_TRUE(made.ok()) << made.status();
   EXPECT_EQ(made->scale, 0.6875f);
   EXPECT_EQ(Decode(*made, 2, 3), (std::vector<float>{0.6875f, 0.0f, 0.0f, 0.6875f, -0.6875f, 0.0f}));
 }
 
-TEST(TernariseOnceTest, RejectsTernaryWeightsByName) {
+TEST(TernarizeOnceTest, RejectsTernaryWeightsByName) {
   const std::vector<float> masters = support::NormalVector(3, 8 * 20, 0.1f);
-  const auto once = TernariseOnce("w", View(masters, 8), RowScaling::kNative, kernels::Stream());
+  const auto once = TernarizeOnce("w", View(masters, 8), RowScaling::kNative, kernels::Stream());
   ASSERT_TRUE(once.ok()) << once.status();
   const auto twice =
-      TernariseOnce("layer.weight", View(Decode(*once, 8, 20), 8), RowScaling::kNative, kernels::Stream());
+      TernarizeOnce("layer.weight", View(Decode(*once, 8, 20), 8), RowScaling::kNative, kernels::Stream());
   EXPECT_TRUE(absl::IsFailedPrecondition(twice.status())) << twice.status();
   EXPECT_EQ(base::Reason(twice.status()), "ALREADY_TERNARY");
   EXPECT_THAT(std::string(twice.status().message()), HasSubstr("layer.weight"));
 }
 
-TEST(TernariseOnceTest, RejectsNonFiniteWeights) {
+TEST(TernarizeOnceTest, RejectsNonFiniteWeights) {
   for (const float bad : {NAN, INFINITY}) {
     std::vector<float> weight = support::NormalVector(3, 64, 0.1f);
     weight[33] = bad;
     EXPECT_TRUE(
-        absl::IsInvalidArgument(TernariseOnce("w", View(weight, 4), RowScaling::kNative, kernels::Stream()).status()));
+        absl::IsInvalidArgument(TernarizeOnce("w", View(weight, 4), RowScaling::kNative, kernels::Stream()).status()));
   }
 }
 
-// transformers ternarises this folder's masters at every forward pass. Made ternary here, they give the same logprobs.
+// transformers ternarizes this folder's masters at every forward pass. Made ternary here, they give the same logprobs.
 TEST_F(TernaryTest, ConvertedMastersMatchTransformersOnlineModel) {
   const auto masters = Import("bitnet", "auto_online");
   const auto report = ToTernary(*masters, "ternary");
@@ -146,7 +146,7 @@ TEST_F(TernaryTest, RejectsFloatModelOfTernaryValues) {
   for (const auto& spec : specs) {
     values.push_back(*source->FloatTensor(spec.name));
     if (spec.role != model::TensorRole::kLinear) continue;
-    const auto made = TernariseOnce(spec.name, View(values.back(), spec.shape[0]), RowScaling::kNative, {});
+    const auto made = TernarizeOnce(spec.name, View(values.back(), spec.shape[0]), RowScaling::kNative, {});
     values.back() = Decode(*made, spec.shape[0], spec.shape[1]);
   }
   const std::vector<TrainedTensor> tensors = Tensors(values);
@@ -218,7 +218,7 @@ TEST_F(TernaryTest, KeepsScalesAndFloatLinearsOfTheMasters) {
   EXPECT_FALSE(ternary->tensors().contains(float_name + "_scale"));
   const model::TensorView view = *masters->Tensor(name);
   const auto native =
-      TernariseOnce(name, kernels::MakeConstMatrix(view.bytes.data(), view.dtype, view.shape[0], view.shape[1]),
+      TernarizeOnce(name, kernels::MakeConstMatrix(view.bytes.data(), view.dtype, view.shape[0], view.shape[1]),
                     RowScaling::kNative, {});
   EXPECT_EQ((*ternary->FloatTensor(name + "_scale"))[0], kernels::ReciprocalScale(native->scale));
   EXPECT_EQ(Digests("ternary", 70, {}), Digests("ternary", 9, {}));

@@ -67,7 +67,7 @@ class BitLinearTest : public ::testing::Test {
     run.weight.master = Golden(c.name + ".weight", {c.n, c.k()}).requires_grad_();
     if (c.bias) run.weight.bias = Golden(c.name + ".bias", {c.n}).requires_grad_();
     if (c.norm) run.norm = Golden(c.name + ".norm", {c.k()}).requires_grad_();
-    run.weight.Ternarise(context_.stream);
+    run.weight.Ternarize(context_.stream);
     run.input = c.norm ? NormCodedInput(run.x, run.norm, 1e-5, c.options, context_) : CodedInput{run.x, nullptr};
     run.y = ApplyBitLinear(run.input, run.weight, c.options, context_);
     return run;

@@ -43,7 +43,7 @@ TEST_F(BitLinearTest, LinearThatQuantizesItsInputIsOneNode) {
   BitWeight weight;
   weight.master = torch::randn({32, 64}).requires_grad_();
   weight.bias = torch::randn({32}).requires_grad_();
-  weight.Ternarise(context_.stream);
+  weight.Ternarize(context_.stream);
   const Tensor x = torch::randn({6, 64}).requires_grad_();
   for (const BitLinearOptions& options : {With(kernels::Ste::kIdentity, false), With(kernels::Ste::kRoundOnly, true)}) {
     EXPECT_EQ(CountNodes({ApplyBitLinear({x, nullptr}, weight, options, context_)}),
@@ -59,7 +59,7 @@ TEST_F(BitLinearTest, NormedLinearsWithOneInputAreOneNodeEach) {
   std::vector<Tensor> out;
   for (BitWeight& weight : weights) {
     weight.master = torch::randn({32, 64}).requires_grad_();
-    weight.Ternarise(context_.stream);
+    weight.Ternarize(context_.stream);
     out.push_back(ApplyBitLinear(input, weight, options, context_));
   }
   EXPECT_EQ(CountNodes(out), (std::map<std::string, int>{{"leaf", 5}, {"linear", 3}, {"norm", 1}}));
@@ -74,7 +74,7 @@ TEST_F(BitLinearTest, GraphKeepsTheExpectedNumberOfBytes) {
   BitWeight weight;
   weight.master = torch::randn({kOut, kIn}).requires_grad_();
   weight.bias = torch::randn({kOut}).requires_grad_();
-  weight.Ternarise(context_.stream);
+  weight.Ternarize(context_.stream);
   const Tensor x = torch::randn({kTokens, kIn}).requires_grad_(), norm = torch::ones({kIn}).requires_grad_();
   const BitLinearOptions identity = With(kernels::Ste::kIdentity, false);
   const BitLinearOptions round_only = With(kernels::Ste::kRoundOnly, false);
@@ -112,7 +112,7 @@ TEST_F(BitLinearTest, GraphKeepsTheExpectedNumberOfBytes) {
 TEST_F(BitLinearTest, PackedWeightIsKeptByReference) {
   BitWeight weight;
   weight.master = torch::randn({32, 64}).requires_grad_();
-  weight.Ternarise(context_.stream);
+  weight.Ternarize(context_.stream);
   const auto tiles = weight.tiles.use_count(), scale = weight.scale.use_count();
   const BitLinearOptions options;
   const Tensor x = torch::randn({6, 64}).requires_grad_();
@@ -131,7 +131,7 @@ TEST_F(BitLinearTest, GraphKeepsOnlyIntegerRows) {
   constexpr std::int64_t kSize = 256, kTokens = 64, kLayers = 32;
   BitWeight weight;
   weight.master = torch::randn({kSize, kSize}).requires_grad_();
-  weight.Ternarise(context_.stream);
+  weight.Ternarize(context_.stream);
   const BitLinearOptions options;
   const auto peak = [&](bool gradients) {
     context_.transient = {};

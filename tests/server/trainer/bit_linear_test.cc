@@ -224,7 +224,7 @@ TEST_F(BitLinearTest, StateDictLoadsBothWays) {
     BitWeight weight;
     weight.master = value(path + ".weight");
     weight.bias = value(path + ".bias");
-    weight.Ternarise(context_.stream);
+    weight.Ternarize(context_.stream);
     const Tensor x = Golden(golden + ".x", {4, model::InFeatures(config, kind)});
     const Tensor norm = value(model::NormName(0, model::NormBefore(kind)));
     const CodedInput input = NormCodedInput(x, norm, config.linear_norm_eps, options, context_);
@@ -266,7 +266,7 @@ TEST_F(BitLinearTest, ReciprocalScalesMatchTransformers) {
   BitWeight weight;
   weight.master = load("weight", {12, 40}).requires_grad_();
   weight.bias = load("bias", {12}).requires_grad_();
-  weight.Ternarise(context_.stream, kernels::RowScaling::kReciprocal);
+  weight.Ternarize(context_.stream, kernels::RowScaling::kReciprocal);
   const Tensor x = load("x", {6, 40}).requires_grad_(), g = load("g", {6, 12});
   BitLinearOptions options;
   const Tensor native = ApplyBitLinear({x, nullptr}, weight, options, context_);
@@ -287,7 +287,7 @@ TEST_F(BitLinearTest, ReciprocalScaleOfTheWeightKeepsItsCodesAndGradients) {
     const Case c = {.name = name, .norm = true, .options = With(ste, true)};
     Run run = Forward(c);
     const Tensor tiles = run.weight.tiles.clone();
-    run.weight.Ternarise(context_.stream, kernels::RowScaling::kReciprocal);
+    run.weight.Ternarize(context_.stream, kernels::RowScaling::kReciprocal);
     EXPECT_TRUE(torch::equal(run.weight.tiles, tiles));
     EXPECT_EQ(run.weight.scale[0].item<float>(),
               kernels::ReciprocalScale(Golden(c.name + ".scale_w", {1})[0].item<float>()));
@@ -297,18 +297,18 @@ TEST_F(BitLinearTest, ReciprocalScaleOfTheWeightKeepsItsCodesAndGradients) {
   }
 }
 
-TEST_F(BitLinearTest, TernariseIsRepeatableAndFollowsTheMaster) {
+TEST_F(BitLinearTest, TernarizeIsRepeatableAndFollowsTheMaster) {
   BitWeight weight;
   weight.master = torch::randn({16, 32}).requires_grad_();
-  weight.Ternarise(context_.stream);
+  weight.Ternarize(context_.stream);
   const Tensor tiles = weight.tiles.clone(), scale = weight.scale.clone();
-  weight.Ternarise(context_.stream);
+  weight.Ternarize(context_.stream);
   EXPECT_TRUE(torch::equal(tiles, weight.tiles) && torch::equal(scale, weight.scale));
   {
     const torch::NoGradGuard no_grad;
     weight.master.neg_();
   }
-  weight.Ternarise(context_.stream);
+  weight.Ternarize(context_.stream);
   EXPECT_FALSE(torch::equal(tiles, weight.tiles));
   EXPECT_TRUE(torch::equal(scale, weight.scale));
 }

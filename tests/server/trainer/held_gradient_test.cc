@@ -102,7 +102,7 @@ TEST_F(HeldGradientTest, FunctionsAddWhatAutogradWouldGet) {
     });
     expect_same("ternary linear", [&](const Tensor& master) {
       bit.master = master;
-      bit.Ternarise(context_.stream);
+      bit.Ternarize(context_.stream);
       return ApplyBitLinear({x, nullptr}, bit, bit_options, context_);
     });
     expect_same("int8 linear", [&](const Tensor& master) {

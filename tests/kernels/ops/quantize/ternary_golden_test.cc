@@ -17,8 +17,8 @@
 #include "kernels/ops/quantize/dequantize_ternary.h"
 #include "kernels/ops/quantize/quantize_int8.h"
 #include "kernels/ops/quantize/quantize_int8_backward.h"
-#include "kernels/ops/quantize/ternarise.h"
-#include "kernels/ops/quantize/ternarise_backward.h"
+#include "kernels/ops/quantize/ternarize.h"
+#include "kernels/ops/quantize/ternarize_backward.h"
 #include "tests/support/golden.h"
 #include "tests/support/int8.h"
 #include "tests/support/isas.h"
@@ -65,7 +65,7 @@ class TernaryGoldenTest : public ::testing::Test {
   const support::Golden golden_{"tests/golden/kernels/ternary.txt"};
 };
 
-TEST_F(TernaryGoldenTest, TernariseGivesTheBitsOfBitNetsTrainingTips) {
+TEST_F(TernaryGoldenTest, TernarizeGivesTheBitsOfBitNetsTrainingTips) {
   struct Case {
     const char* name;
     std::int64_t n, k;
@@ -83,7 +83,7 @@ TEST_F(TernaryGoldenTest, TernariseGivesTheBitsOfBitNetsTrainingTips) {
     for (const Isa isa : support::Isas()) {
       std::vector<std::uint8_t> got_rows(rows.size()), tiles(static_cast<std::size_t>(PackedTernaryBytes(c.n, c.k)));
       std::vector<float> scale(static_cast<std::size_t>(c.n));
-      ASSERT_TRUE(Ternarise({MakeConstMatrix(w.data(), c.dtype, c.n, c.k), scale.data(), got_rows.data(), tiles.data()},
+      ASSERT_TRUE(Ternarize({MakeConstMatrix(w.data(), c.dtype, c.n, c.k), scale.data(), got_rows.data(), tiles.data()},
                             CpuStream(isa))
                       .ok());
       EXPECT_EQ(scale, std::vector<float>(scale.size(), golden_.Get<float>(prefix + "scale")[0])) << c.name;
@@ -149,7 +149,7 @@ TEST_F(TernaryGoldenTest, MatmulTernaryGivesNumpysBits) {
   std::vector<std::uint8_t> tiles(static_cast<std::size_t>(PackedTernaryBytes(37, 100)));
   std::vector<float> scale(37);
   for (const Isa isa : support::Isas()) {
-    ASSERT_TRUE(Ternarise({MakeConstMatrix(w.data(), DType::kF32, 37, 100), scale.data(), nullptr, tiles.data()},
+    ASSERT_TRUE(Ternarize({MakeConstMatrix(w.data(), DType::kF32, 37, 100), scale.data(), nullptr, tiles.data()},
                           CpuStream(isa))
                     .ok());
     const PackedTernaryWeight packed{tiles.data(), scale.data(), 37, 100, TernaryPaddedK(100)};
@@ -234,7 +234,7 @@ TEST_F(TernaryGoldenTest, StraightThroughWeightGradientsAgreeWithAutograd) {
              {std::pair{Ste::kRoundOnly, "round_only"}, std::pair{Ste::kClipped, "clipped"},
               std::pair{Ste::kIdentity, "identity"}}) {
           std::vector<float> got(w.size());
-          ASSERT_TRUE(TernariseBackward({MakeConstMatrix(w.data(), DType::kF32, n, k), scale,
+          ASSERT_TRUE(TernarizeBackward({MakeConstMatrix(w.data(), DType::kF32, n, k), scale,
                                          MakeConstMatrix(grad.data(), DType::kF32, n, k), ste, scale_grad,
                                          MakeMatrix(got.data(), DType::kF32, n, k)},
                                         CpuStream(isa))

@@ -1,6 +1,6 @@
 // Three launches: the rows' sums, the scale from them, the codes. Sums run in the CPU's order, in f64.
 #include "kernels/cuda/device.cuh"
-#include "kernels/ops/quantize/ternarise_launch.h"
+#include "kernels/ops/quantize/ternarize_launch.h"
 
 namespace nibble::kernels {
 namespace {
@@ -83,7 +83,7 @@ __global__ void WriteCodes(const T* w, std::int64_t stride, std::int64_t rows, s
 }
 
 template <typename T>
-LaunchResult TernariseType(const TernariseArgs& args, const Stream& stream) {
+LaunchResult TernarizeType(const TernarizeArgs& args, const Stream& stream) {
   const std::int64_t rows = args.w.rows;
   const std::int64_t cols = args.w.cols;
   void* scratch = nullptr;
@@ -106,12 +106,12 @@ LaunchResult TernariseType(const TernariseArgs& args, const Stream& stream) {
 
 }  // namespace
 
-LaunchResult TernariseCuda(const TernariseArgs& args, const Stream& stream) {
+LaunchResult TernarizeCuda(const TernarizeArgs& args, const Stream& stream) {
   if (const LaunchResult context = NeedsContext(stream); context.code != LaunchCode::kOk) return context;
   const DeviceGuard guard(stream.cuda->device_index());
   if (args.w.rows > INT32_MAX) return {LaunchCode::kUnimplemented, "more than 2^31 rows on CUDA"};
   if (!IsAligned(args.tiles, 4)) return {LaunchCode::kInternal, "tiles must be aligned to 4 bytes on CUDA"};
-  return args.w.dtype == DType::kF32 ? TernariseType<float>(args, stream) : TernariseType<BF16>(args, stream);
+  return args.w.dtype == DType::kF32 ? TernarizeType<float>(args, stream) : TernarizeType<BF16>(args, stream);
 }
 
 }  // namespace nibble::kernels

@@ -1,12 +1,12 @@
-#include "kernels/ops/quantize/ternarise_backward.h"
+#include "kernels/ops/quantize/ternarize_backward.h"
 
 #include "kernels/check.h"
 #include "kernels/formats/ternary.h"
-#include "kernels/ops/quantize/ternarise_backward_table.h"
+#include "kernels/ops/quantize/ternarize_backward_table.h"
 
 namespace nibble::kernels {
 
-absl::Status TernariseBackward(const TernariseBackwardArgs& args, const Stream& stream) {
+absl::Status TernarizeBackward(const TernarizeBackwardArgs& args, const Stream& stream) {
   static constexpr auto kFloats = {DType::kF32, DType::kBF16};
   constexpr const char* kOp = "ternarise_backward";
   const std::int64_t rows = args.w.rows;
@@ -17,10 +17,10 @@ absl::Status TernariseBackward(const TernariseBackwardArgs& args, const Stream& 
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "grad_w", args.grad_w, rows, cols, kFloats));
   if (args.scale < kTernaryMinScale) {
     return absl::InvalidArgumentError(
-        absl::StrCat(kOp, ": scale is ", args.scale, ", wanted the scale from ternarise, at least ", kTernaryMinScale));
+        absl::StrCat(kOp, ": scale is ", args.scale, ", wanted the scale from ternarize, at least ", kTernaryMinScale));
   }
   if (rows == 0) return absl::OkStatus();
-  return Launch(kTernariseBackwardTable, args, stream);
+  return Launch(kTernarizeBackwardTable, args, stream);
 }
 
 }  // namespace nibble::kernels

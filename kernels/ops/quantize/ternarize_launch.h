@@ -1,4 +1,4 @@
-// Arguments and path type of ternarise.h, free of absl so that nvcc can read them.
+// Arguments and path type of ternarize.h, free of absl so that nvcc can read them.
 #pragma once
 #include "kernels/formats/ternary.h"
 #include "kernels/launch_result.h"
@@ -7,13 +7,13 @@
 
 namespace nibble::kernels {
 
-struct TernariseArgs {
+struct TernarizeArgs {
   ConstMatrix w;
   float* scale = nullptr;
   std::uint8_t* rows = nullptr;
   std::uint8_t* tiles = nullptr;
 };
 
-using TernariseKernel = LaunchResult(const TernariseArgs&, const Stream&);
+using TernarizeKernel = LaunchResult(const TernarizeArgs&, const Stream&);
 
 }  // namespace nibble::kernels

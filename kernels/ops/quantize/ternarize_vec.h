@@ -1,11 +1,11 @@
-// The fast path of ternarise over any Vec: one pass for the mean, one for the codes.
+// The fast path of ternarize over any Vec: one pass for the mean, one for the codes.
 #pragma once
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "kernels/ops/quantize/int8_rows_vec.h"
-#include "kernels/ops/quantize/ternarise_launch.h"
+#include "kernels/ops/quantize/ternarize_launch.h"
 
 namespace nibble::kernels {
 
@@ -39,7 +39,7 @@ inline std::uint32_t TernaryWord(Vec codes) {
 }
 
 template <typename Vec, typename T>
-void TernariseRows(const TernariseArgs& args, float inverse, std::int64_t begin, std::int64_t end) {
+void TernarizeRows(const TernarizeArgs& args, float inverse, std::int64_t begin, std::int64_t end) {
   const std::int64_t cols = args.w.cols;
   const std::int64_t padded_k = TernaryPaddedK(cols);
   const std::int64_t row_bytes = TernaryRowBytes(cols);
@@ -66,7 +66,7 @@ void TernariseRows(const TernariseArgs& args, float inverse, std::int64_t begin,
 }
 
 template <typename Vec, typename T>
-void TernariseType(const TernariseArgs& args, const Stream& stream) {
+void TernarizeType(const TernarizeArgs& args, const Stream& stream) {
   const ConstMatrix& w = args.w;
   const double total = SumOverRows<Vec>(w.rows, w.cols, stream, [&](std::int64_t row) {
     typename Vec::Sum64 sum;
@@ -78,13 +78,13 @@ void TernariseType(const TernariseArgs& args, const Stream& stream) {
   std::fill_n(args.scale, w.rows, scale);
   const std::int64_t rows = args.tiles == nullptr ? w.rows : RoundUp(w.rows, kTernaryTileRows);
   stream.ParallelFor(rows, RoundUp(RowGrain(w.cols), kTernaryTileRows), [&](std::int64_t begin, std::int64_t end) {
-    TernariseRows<Vec, T>(args, 1.0f / scale, begin, end);
+    TernarizeRows<Vec, T>(args, 1.0f / scale, begin, end);
   });
 }
 
 template <typename Vec>
-LaunchResult TernariseVec(const TernariseArgs& args, const Stream& stream) {
-  args.w.dtype == DType::kF32 ? TernariseType<Vec, float>(args, stream) : TernariseType<Vec, BF16>(args, stream);
+LaunchResult TernarizeVec(const TernarizeArgs& args, const Stream& stream) {
+  args.w.dtype == DType::kF32 ? TernarizeType<Vec, float>(args, stream) : TernarizeType<Vec, BF16>(args, stream);
   return {};
 }
 

@@ -1,8 +1,8 @@
-// The fast path of ternarise_backward over any Vec.
+// The fast path of ternarize_backward over any Vec.
 #pragma once
 #include "kernels/formats/ternary.h"
-#include "kernels/ops/quantize/ternarise_backward_launch.h"
-#include "kernels/ops/quantize/ternarise_vec.h"
+#include "kernels/ops/quantize/ternarize_backward_launch.h"
+#include "kernels/ops/quantize/ternarize_vec.h"
 #include "kernels/vec_rows.h"
 
 namespace nibble::kernels {
@@ -17,7 +17,7 @@ Vec TernaryMask(Ste ste, Vec u) {
 }
 
 template <typename Vec>
-double TernaryScaleSum(const TernariseBackwardArgs& args, std::int64_t row, Vec inverse) {
+double TernaryScaleSum(const TernarizeBackwardArgs& args, std::int64_t row, Vec inverse) {
   typename Vec::Sum64 sum;
   for (std::int64_t k = 0; k < args.w.cols; k += Vec::kLanes) {  // lanes past K hold 0
     const Vec u = LoadLanes<Vec>(args.w, row, k) * inverse;
@@ -28,7 +28,7 @@ double TernaryScaleSum(const TernariseBackwardArgs& args, std::int64_t row, Vec 
 }
 
 template <typename Vec>
-LaunchResult TernariseBackwardVec(const TernariseBackwardArgs& args, const Stream& stream) {
+LaunchResult TernarizeBackwardVec(const TernarizeBackwardArgs& args, const Stream& stream) {
   const std::int64_t rows = args.w.rows;
   const std::int64_t cols = args.w.cols;
   const Vec inverse = Vec::Set1(1.0f / args.scale);

@@ -1,6 +1,6 @@
 #pragma once
 #include "absl/status/status.h"
-#include "kernels/ops/quantize/ternarise_launch.h"
+#include "kernels/ops/quantize/ternarize_launch.h"
 
 namespace nibble::kernels {
 
@@ -14,6 +14,6 @@ namespace nibble::kernels {
 // thread count.
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
 // Source: microsoft/BitNet training tips fig. 3; docs/numerics.md 2. Golden: tests/golden/kernels (torch, torchao).
-absl::Status Ternarise(const TernariseArgs& args, const Stream& stream);
+absl::Status Ternarize(const TernarizeArgs& args, const Stream& stream);
 
 }  // namespace nibble::kernels

@@ -1,4 +1,4 @@
-#include "kernels/ops/quantize/ternarise.h"
+#include "kernels/ops/quantize/ternarize.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/ops/quantize/dequantize_ternary.h"
-#include "kernels/ops/quantize/ternarise_backward.h"
+#include "kernels/ops/quantize/ternarize_backward.h"
 #include "tests/support/isas.h"
 #include "tests/support/numeric.h"
 #include "tests/support/ternary.h"
@@ -33,7 +33,7 @@ struct Outputs {
   GuardedBytes scale, rows, tiles;
 };
 
-TEST(TernariseTest, EveryPathAndThreadCountGivesThePlainBits) {
+TEST(TernarizeTest, EveryPathAndThreadCountGivesThePlainBits) {
   ThreadPool two(2);
   ThreadPool three(3);
   for (const std::int64_t k : {1, 3, 4, 13, 15, 16, 17, 63, 64, 65, 100, 576}) {
@@ -43,18 +43,18 @@ TEST(TernariseTest, EveryPathAndThreadCountGivesThePlainBits) {
         const ConstMatrix wm = MakeConstMatrix(w.data(), dtype, n, k);
         Outputs want(n, k);
         ASSERT_TRUE(
-            Ternarise({wm, want.scale.As<float>(), want.rows.data(), want.tiles.data()}, CpuStream(Isa::kPlain)).ok());
+            Ternarize({wm, want.scale.As<float>(), want.rows.data(), want.tiles.data()}, CpuStream(Isa::kPlain)).ok());
         for (const Isa isa : support::Isas()) {
           for (ThreadPool* pool : {static_cast<ThreadPool*>(nullptr), &two, &three}) {
             Outputs got(n, k), apart(n, k);
             ASSERT_TRUE(
-                Ternarise({wm, got.scale.As<float>(), got.rows.data(), got.tiles.data()}, CpuStream(isa, pool)).ok());
+                Ternarize({wm, got.scale.As<float>(), got.rows.data(), got.tiles.data()}, CpuStream(isa, pool)).ok());
             EXPECT_TRUE(got.Same(want)) << Name(isa) << " [" << n << ", " << k << "] " << Name(dtype);
             EXPECT_TRUE(got.GuardsIntact());
             ASSERT_TRUE(
-                Ternarise({wm, apart.scale.As<float>(), apart.rows.data(), nullptr}, CpuStream(isa, pool)).ok());
+                Ternarize({wm, apart.scale.As<float>(), apart.rows.data(), nullptr}, CpuStream(isa, pool)).ok());
             ASSERT_TRUE(
-                Ternarise({wm, apart.scale.As<float>(), nullptr, apart.tiles.data()}, CpuStream(isa, pool)).ok());
+                Ternarize({wm, apart.scale.As<float>(), nullptr, apart.tiles.data()}, CpuStream(isa, pool)).ok());
             EXPECT_TRUE(apart.Same(want)) << Name(isa) << " one output at a time";
           }
         }
@@ -63,14 +63,14 @@ TEST(TernariseTest, EveryPathAndThreadCountGivesThePlainBits) {
   }
 }
 
-TEST(TernariseTest, NanAndInfinityReachTheScale) {
+TEST(TernarizeTest, NanAndInfinityReachTheScale) {
   for (const Isa isa : support::Isas()) {
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
       std::vector<float> w = support::NormalVector(1, 3 * 40), scale(3);
       w[77] = bad;
       std::vector<std::uint8_t> rows(30);
       ASSERT_TRUE(
-          Ternarise({MakeConstMatrix(w.data(), DType::kF32, 3, 40), scale.data(), rows.data(), nullptr}, CpuStream(isa))
+          Ternarize({MakeConstMatrix(w.data(), DType::kF32, 3, 40), scale.data(), rows.data(), nullptr}, CpuStream(isa))
               .ok());
       EXPECT_FALSE(std::isfinite(scale[0])) << Name(isa);
     }
@@ -78,27 +78,27 @@ TEST(TernariseTest, NanAndInfinityReachTheScale) {
 }
 
 // docs/numerics.md 2: codes and scale are made once, because the mean of {-s, 0, s} is s times the share of non-zeros.
-TEST(TernariseTest, TernarisingTwiceWouldShrinkTheScale) {
+TEST(TernarizeTest, TernarizingTwiceWouldShrinkTheScale) {
   const std::vector<float> w = support::NormalVector(3, 64 * 64);
   std::vector<float> scale(64), again(64), dequantized(64 * 64);
   std::vector<std::uint8_t> tiles(static_cast<std::size_t>(PackedTernaryBytes(64, 64)));
   const Stream stream = CpuStream(support::Isas().back());
   ASSERT_TRUE(
-      Ternarise({MakeConstMatrix(w.data(), DType::kF32, 64, 64), scale.data(), nullptr, tiles.data()}, stream).ok());
+      Ternarize({MakeConstMatrix(w.data(), DType::kF32, 64, 64), scale.data(), nullptr, tiles.data()}, stream).ok());
   const PackedTernaryWeight packed{tiles.data(), scale.data(), 64, 64, 64};
   ASSERT_TRUE(DequantizeTernary({packed, MakeMatrix(dequantized.data(), DType::kF32, 64, 64)}, stream).ok());
   ASSERT_TRUE(
-      Ternarise({MakeConstMatrix(dequantized.data(), DType::kF32, 64, 64), again.data(), nullptr, tiles.data()}, stream)
+      Ternarize({MakeConstMatrix(dequantized.data(), DType::kF32, 64, 64), again.data(), nullptr, tiles.data()}, stream)
           .ok());
   EXPECT_LT(again[0], 0.8f * scale[0]);
 }
 
-TEST(TernariseTest, RejectsBadArguments) {
+TEST(TernarizeTest, RejectsBadArguments) {
   std::vector<float> w(12), scale(3);
   std::vector<std::uint8_t> rows(3);
   const Stream stream = CpuStream(Isa::kPlain);
   const auto code = [&](ConstMatrix m, float* s, std::uint8_t* r) {
-    return Ternarise({m, s, r, nullptr}, stream).code();
+    return Ternarize({m, s, r, nullptr}, stream).code();
   };
   const ConstMatrix good = MakeConstMatrix(w.data(), DType::kF32, 3, 4);
   EXPECT_EQ(code(good, scale.data(), rows.data()), absl::StatusCode::kOk);
@@ -193,7 +193,7 @@ TEST(DequantizeTernaryTest, RejectsBadArguments) {
             absl::StatusCode::kInvalidArgument);
 }
 
-TEST(TernariseBackwardTest, EveryPathAndThreadCountGivesThePlainBits) {
+TEST(TernarizeBackwardTest, EveryPathAndThreadCountGivesThePlainBits) {
   ThreadPool two(2);
   ThreadPool three(3);
   for (const auto& [rows, cols] :
@@ -206,7 +206,7 @@ TEST(TernariseBackwardTest, EveryPathAndThreadCountGivesThePlainBits) {
         for (const bool scale_grad : {false, true}) {
           GuardedBytes want(n * k * SizeOf(dtype));
           const auto run = [&](GuardedBytes& out, const Stream& stream) {
-            return TernariseBackward(
+            return TernarizeBackward(
                        {MakeConstMatrix(wb.data(), dtype, n, k), 0.8f, MakeConstMatrix(gb.data(), dtype, n, k), ste,
                         scale_grad, MakeMatrix(out.data(), dtype, n, k)},
                        stream)
@@ -229,16 +229,16 @@ TEST(TernariseBackwardTest, EveryPathAndThreadCountGivesThePlainBits) {
 }
 
 // The gradients of round_only and identity point in similar directions (docs/numerics.md 6: cosine above 0.80).
-TEST(TernariseBackwardTest, RoundOnlyIsZeroWhereSaturatedAndNearIdentity) {
+TEST(TernarizeBackwardTest, RoundOnlyIsZeroWhereSaturatedAndNearIdentity) {
   const std::vector<float> w = support::NormalVector(11, 64 * 64, 0.02f), g = support::NormalVector(12, 64 * 64);
   std::vector<float> scale(64), got(w.size());
   std::vector<std::uint8_t> rows(64 * 16);
   const ConstMatrix wm = MakeConstMatrix(w.data(), DType::kF32, 64, 64),
                     gm = MakeConstMatrix(g.data(), DType::kF32, 64, 64);
   for (const Isa isa : support::Isas()) {
-    ASSERT_TRUE(Ternarise({wm, scale.data(), rows.data(), nullptr}, CpuStream(isa)).ok());
+    ASSERT_TRUE(Ternarize({wm, scale.data(), rows.data(), nullptr}, CpuStream(isa)).ok());
     ASSERT_TRUE(
-        TernariseBackward({wm, scale[0], gm, Ste::kRoundOnly, false, MakeMatrix(got.data(), DType::kF32, 64, 64)},
+        TernarizeBackward({wm, scale[0], gm, Ste::kRoundOnly, false, MakeMatrix(got.data(), DType::kF32, 64, 64)},
                           CpuStream(isa))
             .ok());
     std::size_t saturated = 0;
@@ -252,16 +252,16 @@ TEST(TernariseBackwardTest, RoundOnlyIsZeroWhereSaturatedAndNearIdentity) {
   }
 }
 
-TEST(TernariseBackwardTest, RejectsBadArguments) {
+TEST(TernarizeBackwardTest, RejectsBadArguments) {
   std::vector<float> w(12);
   const ConstMatrix in = MakeConstMatrix(w.data(), DType::kF32, 3, 4);
   const Matrix out = MakeMatrix(w.data(), DType::kF32, 3, 4);
   const Stream stream = CpuStream(Isa::kPlain);
-  EXPECT_EQ(TernariseBackward({in, 0.5f, in, Ste::kClipped, true, out}, stream).code(), absl::StatusCode::kOk);
-  EXPECT_EQ(TernariseBackward({in, 0.0f, in, Ste::kClipped, true, out}, stream).code(),
+  EXPECT_EQ(TernarizeBackward({in, 0.5f, in, Ste::kClipped, true, out}, stream).code(), absl::StatusCode::kOk);
+  EXPECT_EQ(TernarizeBackward({in, 0.0f, in, Ste::kClipped, true, out}, stream).code(),
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(
-      TernariseBackward({in, 0.5f, MakeConstMatrix(w.data(), DType::kF32, 4, 3), Ste::kClipped, true, out}, stream)
+      TernarizeBackward({in, 0.5f, MakeConstMatrix(w.data(), DType::kF32, 4, 3), Ste::kClipped, true, out}, stream)
           .code(),
       absl::StatusCode::kInvalidArgument);
 }

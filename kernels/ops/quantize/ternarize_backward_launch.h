@@ -1,4 +1,4 @@
-// Arguments and path type of ternarise_backward.h, free of absl so that nvcc can read them.
+// Arguments and path type of ternarize_backward.h, free of absl so that nvcc can read them.
 #pragma once
 #include "kernels/launch_result.h"
 #include "kernels/matrix.h"
@@ -7,7 +7,7 @@
 
 namespace nibble::kernels {
 
-struct TernariseBackwardArgs {
+struct TernarizeBackwardArgs {
   ConstMatrix w;
   float scale = 0;
   ConstMatrix grad_y;
@@ -16,6 +16,6 @@ struct TernariseBackwardArgs {
   Matrix grad_w;
 };
 
-using TernariseBackwardKernel = LaunchResult(const TernariseBackwardArgs&, const Stream&);
+using TernarizeBackwardKernel = LaunchResult(const TernarizeBackwardArgs&, const Stream&);
 
 }  // namespace nibble::kernels

@@ -4,7 +4,7 @@
 #include "kernels/element.h"
 #include "kernels/formats/ternary.h"
 #include "kernels/lane_sum.h"
-#include "kernels/ops/quantize/ternarise_backward_launch.h"
+#include "kernels/ops/quantize/ternarize_backward_launch.h"
 
 namespace nibble::kernels {
 namespace {
@@ -19,7 +19,7 @@ float Mask(Ste ste, float u) {
   return 0.0f;
 }
 
-double RowSum(const TernariseBackwardArgs& args, std::int64_t row, float inverse) {
+double RowSum(const TernarizeBackwardArgs& args, std::int64_t row, float inverse) {
   return LaneSum64(args.w.cols, [&](std::int64_t k) {
     const float u = Element(args.w, row, k) * inverse;
     const float code = std::fmin(std::fmax(std::nearbyint(u), -1.0f), 1.0f);
@@ -29,7 +29,7 @@ double RowSum(const TernariseBackwardArgs& args, std::int64_t row, float inverse
 
 }  // namespace
 
-LaunchResult TernariseBackwardCpu(const TernariseBackwardArgs& args, const Stream& stream) {
+LaunchResult TernarizeBackwardCpu(const TernarizeBackwardArgs& args, const Stream& stream) {
   const std::int64_t rows = args.w.rows;
   const std::int64_t cols = args.w.cols;
   const float inverse = 1.0f / args.scale;

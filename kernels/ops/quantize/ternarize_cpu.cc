@@ -5,7 +5,7 @@
 
 #include "kernels/element.h"
 #include "kernels/lane_sum.h"
-#include "kernels/ops/quantize/ternarise_launch.h"
+#include "kernels/ops/quantize/ternarize_launch.h"
 
 namespace nibble::kernels {
 namespace {
@@ -16,7 +16,7 @@ void PutCode(std::uint8_t* bytes, std::int64_t at, int shift, int code) {
 
 }  // namespace
 
-LaunchResult TernariseCpu(const TernariseArgs& args, const Stream&) {
+LaunchResult TernarizeCpu(const TernarizeArgs& args, const Stream&) {
   const ConstMatrix& w = args.w;
   const double total = LaneSum64(w.rows, [&](std::int64_t row) {
     return LaneSum64(w.cols, [&](std::int64_t k) { return static_cast<double>(std::fabs(Element(w, row, k))); });
