@@ -3,6 +3,7 @@
 //                                    {"file", "metadata", "tensors": {NAME: {"dtype", "shape", "sha256" of the bytes}}}
 #include <algorithm>
 #include <cstdio>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -33,7 +34,7 @@ Json Verdict(const std::string& bytes) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   if (argc != 2 || !std::filesystem::is_directory(argv[1])) {
     std::fprintf(stderr, "usage: safetensors_verdicts FOLDER\n");
     return 2;
@@ -53,4 +54,7 @@ int main(int argc, char** argv) {
     std::printf("%s\n", nibble::base::Dump(line).c_str());
   }
   return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "safetensors_verdicts: %s\n", error.what());
+  return 1;
 }

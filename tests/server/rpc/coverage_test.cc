@@ -310,12 +310,12 @@ TEST(CoverageTest, ProtoOfEveryUnimplementedFieldSaysUnimplemented) {
 // Adds the literals in capitals among the arguments of WithReason, up to the parenthesis that ends them.
 void AddReasons(const std::string& code, std::set<std::string>& reasons) {
   static const std::string call_start = "WithReason(";
-  static const std::regex kLiteral("\"([A-Z][A-Z0-9_]+)\"");
+  static const std::regex literal("\"([A-Z][A-Z0-9_]+)\"");
   for (std::size_t at = code.find(call_start); at != std::string::npos; at = code.find(call_start, at + 1)) {
     std::size_t end = at + call_start.size();
     for (int open = 1; end < code.size() && open > 0; ++end) open += (code[end] == '(') - (code[end] == ')');
     const std::string arguments = code.substr(at, end - at);
-    for (std::sregex_iterator it(arguments.begin(), arguments.end(), kLiteral), last; it != last; ++it)
+    for (std::sregex_iterator it(arguments.begin(), arguments.end(), literal), last; it != last; ++it)
       reasons.insert((*it)[1]);
   }
 }

@@ -550,7 +550,8 @@ class RefusedCallerTest : public ErrorDetailsTest {
     options.security.insecure = true;
     return options;
   }
-  void SetUp() override { AppTest::SetUp(); }  // imports nothing: no token here permits it
+  // NOLINTNEXTLINE(bugprone-parent-virtual-call): ErrorDetailsTest imports a model, which no token here permits.
+  void SetUp() override { AppTest::SetUp(); }
   grpc::Status Ask(const std::string& method, const std::multimap<std::string, std::string>& metadata) {
     return testing_support::Ask(channel_, {.method = method, .metadata = metadata}).status;
   }
