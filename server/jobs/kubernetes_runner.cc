@@ -95,8 +95,10 @@ struct Attempt {
   absl::Duration started = {};             // monotonic, as all below
   absl::Duration not_before = -absl::InfiniteDuration();  // of the next call
   std::optional<absl::Duration> broken_since = {}, lost_since = {};
-  absl::Duration stopped = {}, grace = {};             // when kTerminate was sent, and the time from it to kKill
-  absl::Duration deleted = -absl::InfiniteDuration();  // when the API server accepted the deletion of the Job
+  absl::Duration stopped = {}, grace = {};  // when kTerminate was sent, and the time from it to kKill
+  // When the API server accepted the deletion of the Job, or a pod was seen being deleted, whichever is later.
+  absl::Duration deleted = -absl::InfiniteDuration();
+  bool terminating = false;  // a pod was seen being deleted
   // Not before: a look for the Job by name, a look for events, another deletion of a pod.
   absl::Duration look_for_job_at = {}, look_for_events_at = {}, delete_pod_at = {};
 };
@@ -279,7 +281,10 @@ class KubernetesRunner : public Runner {
                            .has_begun = attempt.has_begun,
                            .trainer_uid = attempt.trainer_uid,
                            .stopping = attempt.stop};
-    for (const Object& pod : pods) objects.pods.push_back(pod.get());
+    for (const Object& pod : pods) {
+      objects.pods.push_back(pod.get());
+      if (IsLeaving(*pod) && !std::exchange(attempt.terminating, true)) attempt.deleted = Now();
+    }
     const ClusterView view = ViewOf(objects);
     attempt.has_begun = view.has_begun;
     attempt.restarted = attempt.restarted || view.is_second;
@@ -468,11 +473,14 @@ class KubernetesRunner : public Runner {
   }
 
   void Kill(Attempt& attempt, const std::vector<Object>& pods) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    // If the API server was away, SIGTERM came later than it was sent. The trainer still has its whole grace.
+    // SIGTERM comes later than it was sent if the API server was away or the cluster is slow to delete the Job's pod.
+    // The trainer still has its whole grace.
     const absl::Duration at = attempt.deleted + attempt.grace;
     if (Now() < at) return WakeAt(at);
-    attempt.killed = true;
-    DeletePod(attempt, *pods.front(), 1);
+    // The cluster has not deleted the pod yet, so this deletion is its SIGTERM.
+    const int seconds = attempt.terminating ? 1 : static_cast<int>(absl::ToDoubleSeconds(attempt.grace)) + 1;
+    attempt.killed = attempt.terminating;
+    DeletePod(attempt, *pods.front(), seconds);
   }
 
   // Without its Job, a pod is in no queue, has no rule for its end, and a kill would be the first that its trainer
