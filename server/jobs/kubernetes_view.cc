@@ -37,9 +37,9 @@ std::string ReasonAndMessage(const Json& object) {
 
 // The elements of the array at the path; of none if there is none.
 const Json& Elements(const Json& object, std::initializer_list<const char*> path) {
-  static const Json kNone = Json::array();
+  static const Json none = Json::array();
   const Json& found = At(object, path);
-  return found.is_array() ? found : kNone;
+  return found.is_array() ? found : none;
 }
 
 // The condition of a Job or pod if it has this status.
@@ -52,11 +52,11 @@ const Json* Condition(const Json& object, std::string_view type, std::string_vie
 
 // The state ("waiting", "running" or "terminated") of the pod's trainer; null if it is not in that state.
 const Json& TrainerStatus(const Json& pod, const char* state) {
-  static const Json kNull;
+  static const Json null;
   for (const Json& one : Elements(pod, {"status", "containerStatuses"})) {
     if (TextAt(one, {"name"}) == kTrainerContainer) return At(one, {"state", state});
   }
-  return kNull;
+  return null;
 }
 
 TrainerEnd FromExitCode(int code) {
@@ -96,7 +96,7 @@ TrainerEnd EndOfPod(const Json& pod, bool stopping) {
     if (has_code && end.cause == Cause::kNodeLost) end.cause = Cause::kEvicted;
     return end;
   }
-  const TrainerEnd own = has_code ? FromExitCode(*exit_code) : TrainerEnd{.cause = Cause::kUnknown};
+  TrainerEnd own = has_code ? FromExitCode(*exit_code) : TrainerEnd{.cause = Cause::kUnknown};
   // Deleted by somebody else, and ended by that: it did not begin, it was still loading, or its grace period was short.
   const bool deleted = !stopping && !At(pod, {"metadata", "deletionTimestamp"}).is_null();
   const bool by_kubelet = own.cause == Cause::kSignaled && (own.value == SIGTERM || own.value == SIGKILL);
@@ -279,8 +279,8 @@ ClusterView ViewOf(const ClusterObjects& objects) {
   }
   ClusterView view;
   view.has_begun = objects.has_begun || ended_pod != nullptr;
-  static const Json kNoJob;
-  const Json& job = objects.job == nullptr ? kNoJob : *objects.job;
+  static const Json no_job;
+  const Json& job = objects.job == nullptr ? no_job : *objects.job;
   const bool suspended = At(job, {"spec", "suspend"}) == true;
   const Json* failed = Condition(job, "Failed");
   const auto ended = [&](TrainerEnd end) {

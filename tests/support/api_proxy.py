@@ -65,86 +65,89 @@ class ApiProxy:
             raise Lost
 
 
-def handler_of(proxy):
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        upstream = None
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Passes requests on for `proxy`, which a subclass sets (handler_of)."""
+    proxy = None
+    protocol_version = "HTTP/1.1"
+    upstream = None
 
-        def log_message(self, *_):
-            pass
+    def log_message(self, *_):
+        pass
 
-        def handle(self):
-            try:
-                super().handle()
-            except (OSError, Lost):
-                pass  # nibbled has left
-            finally:
-                if self.upstream is not None:
-                    self.upstream.close()
+    def handle(self):
+        try:
+            super().handle()
+        except (OSError, Lost):
+            pass  # nibbled has left
+        finally:
+            if self.upstream is not None:
+                self.upstream.close()
 
-        def forward(self):
-            """The API server's answer to this request."""
-            if self.upstream is None:
-                self.upstream = proxy.connect()
-            headers = {name: self.headers[name] for name in ("Authorization", "Content-Type", "Accept") if name in self.headers}
-            self.upstream.request(self.command, self.path, self.body, headers)
-            return self.upstream.getresponse()
+    def forward(self):
+        """The API server's answer to this request."""
+        if self.upstream is None:
+            self.upstream = self.proxy.connect()
+        headers = {name: self.headers[name] for name in ("Authorization", "Content-Type", "Accept") if name in self.headers}
+        self.upstream.request(self.command, self.path, self.body, headers)
+        return self.upstream.getresponse()
 
-        def identity(self):
-            """Equal for repetitions of one request."""
-            return self.command, self.path, json.loads(self.body)["metadata"]["name"] if self.command == "POST" else ""
+    def identity(self):
+        """Equal for repetitions of one request."""
+        return self.command, self.path, json.loads(self.body)["metadata"]["name"] if self.command == "POST" else ""
 
-        def exchange(self):
-            self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            trap = proxy.trap
-            if trap is not None and trap.request == self.identity():
-                trap.repeated.set()
-            if trap is not None and trap.springs_at("late", self.command, self.path):
-                return self.arrive_late(trap)
-            with proxy.lock:
-                proxy.at("asked", self.command, self.path)
-                answer = self.forward()
-                data = answer.read()
-                proxy.at("answered", self.command, self.path)
-                self.send_response(answer.status)
-                for name in ("Content-Type", "Retry-After"):
-                    if name in answer.headers:
-                        self.send_header(name, answer.headers[name])
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-                self.wfile.flush()
-                proxy.at("told", self.command, self.path)
-
-        def arrive_late(self, trap):
-            trap.taken, trap.request = True, self.identity()
-            trap.end()
-            trap.sprung.set()
-            trap.repeated.wait(trap.patience)
-            self.forward().read()
-            raise Lost
-
-        do_POST = do_DELETE = exchange
-
-        def do_GET(self):
-            if "watch=" not in self.path:
-                return self.exchange()
-            self.body = None
+    def exchange(self):
+        self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        trap = self.proxy.trap
+        if trap is not None and trap.request == self.identity():
+            trap.repeated.set()
+        if trap is not None and trap.springs_at("late", self.command, self.path):
+            return self.arrive_late(trap)
+        with self.proxy.lock:
+            self.proxy.at("asked", self.command, self.path)
             answer = self.forward()
+            data = answer.read()
+            self.proxy.at("answered", self.command, self.path)
             self.send_response(answer.status)
-            self.send_header("Content-Type", answer.headers["Content-Type"])
-            self.send_header("Transfer-Encoding", "chunked")
+            for name in ("Content-Type", "Retry-After"):
+                if name in answer.headers:
+                    self.send_header(name, answer.headers[name])
+            self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            for line in answer:
-                new_job = b'"type":"ADDED"' in line and json.loads(line)["object"]["kind"] == "Job"
-                with proxy.lock:
-                    if new_job:
-                        proxy.at("asked", "SHOWN", self.path)
-                    self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
-                    self.wfile.flush()
-                    if new_job:
-                        proxy.at("told", "SHOWN", self.path)
-            self.wfile.write(b"0\r\n\r\n")
-            self.close_connection = True
+            self.wfile.write(data)
+            self.wfile.flush()
+            self.proxy.at("told", self.command, self.path)
 
-    return Handler
+    def arrive_late(self, trap):
+        trap.taken, trap.request = True, self.identity()
+        trap.end()
+        trap.sprung.set()
+        trap.repeated.wait(trap.patience)
+        self.forward().read()
+        raise Lost
+
+    do_POST = do_DELETE = exchange
+
+    def do_GET(self):
+        if "watch=" not in self.path:
+            return self.exchange()
+        self.body = None
+        answer = self.forward()
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.headers["Content-Type"])
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for line in answer:
+            new_job = b'"type":"ADDED"' in line and json.loads(line)["object"]["kind"] == "Job"
+            with self.proxy.lock:
+                if new_job:
+                    self.proxy.at("asked", "SHOWN", self.path)
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+                self.wfile.flush()
+                if new_job:
+                    self.proxy.at("told", "SHOWN", self.path)
+        self.wfile.write(b"0\r\n\r\n")
+        self.close_connection = True
+
+
+def handler_of(proxy):
+    return type("HandlerOfAProxy", (Handler,), {"proxy": proxy})
