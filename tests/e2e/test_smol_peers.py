@@ -44,8 +44,8 @@ def whole(tmp_path_factory):
 
 
 def serve(path, layers):
-    """A server with the model, cut to its first layers unless None ("base"), and its nf4 form ("nf4"), two rows of 64
-    tokens, and the model's directory."""
+    """A server with the first `layers` layers of the model (None: all) as "base" and their nf4 form as "nf4"; two rows of 64
+    tokens; and the directory of "base"."""
     server = Server(path / "state").start()
     server.run("models", "import", gguf_path(), "--name", "smollm2", "--dtype", "f32")
     server.run("models", "export", "smollm2", "--format", "hf", "--out", path / "smollm2")
