@@ -425,6 +425,11 @@ int FakeApiServer::num_held() {
   return count;
 }
 
+void FakeApiServer::ClearFaults() {
+  base::MutexLock lock(state_->mutex);
+  state_->faults.clear();
+}
+
 void FakeApiServer::EndWatches(WatchEnd how) {
   base::MutexLock lock(state_->mutex);
   for (State::LiveWatch* watch : state_->watches) watch->end = how;

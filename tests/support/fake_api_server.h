@@ -62,6 +62,8 @@ class FakeApiServer {
   void Forget();
   // The next `n` requests of `kind` fail.
   void Fail(int n, RequestKind kind, const ApiFault& fault);
+  // Forgets faults that have not happened yet.
+  void ClearFaults();
   // From now on, requests other than watches are carried out but get no answer before Release. Call once.
   void Hold();
   // Answers the first `n` held requests.
