@@ -1,5 +1,6 @@
 """Faults of docs/faults.md against the real programs. Tests of a row have its id in their names."""
 import concurrent.futures
+import contextlib
 import datetime
 import errno
 import json
@@ -115,10 +116,11 @@ def kill_trainer(server, attempt, lines, pause_s):
     def reached():
         written = journal.read_bytes().count(b"\n") if journal.exists() else 0
         return outcome.exists() or (attempt / "attempt.json").exists() and written >= lines and trainers(server)
-    soon(reached, every=0.005)
+    soon(reached, f"{lines} lines of {journal}", 120, every=0.005)
     time.sleep(pause_s)
     for pid in trainers(server):
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.kill(pid, signal.SIGKILL)
     return not outcome.exists()
 
 
