@@ -64,6 +64,24 @@ if $stop; then
   exit 0
 fi
 
+# The server keeps 1 GiB free, not its default of 5 % of the disk, which a large disk in daily use may not have.
+gib=$((1 << 30))
+kept_bytes=$gib
+run_bytes=$gib  # what the server's state and the files of a run take
+
+# need_space DIRECTORY BYTES WHY: ends the script if less is free on the disk of DIRECTORY, which need not exist yet.
+need_space() {
+  local place=$1 free
+  while [[ ! -d $place ]]; do place=$(dirname "$place"); done
+  free=$(df --output=avail --block-size=1 "$place" | tail -n 1)
+  ((free >= $2)) && return
+  echo "quickstart: only $(numfmt --to=iec-i --suffix=B "$free") are free on the disk of $1, wanted" \
+       "$(numfmt --to=iec-i --suffix=B "$2"): $3. Free some space, or choose another directory with --dir" >&2
+  exit 1
+}
+need_space "$work" $((run_bytes + kept_bytes)) "1 GiB for the run, and 1 GiB that the server keeps free"
+if [[ ! -x $bin/nibbled ]]; then need_space "$root/build" $((4 * gib)) "4 GiB for packages and the build"; fi
+
 cd "$root"  # CMake reads the presets from here
 start_s=$SECONDS
 say "Setup"
@@ -90,7 +108,8 @@ say "Server"
 mkdir -p "$work"
 stop_server
 rm -rf "$state"
-nohup "$bin/nibbled" --state_dir "$state" --grpc_address "$grpc" --http_address "$http" >"$work/nibbled.log" 2>&1 </dev/null &
+nohup "$bin/nibbled" --state_dir "$state" --grpc_address "$grpc" --http_address "$http" \
+  --min_free_bytes "$kept_bytes" >"$work/nibbled.log" 2>&1 </dev/null &
 echo $! >"$work/nibbled.pid"
 nibble() { "$bin/nibble" --server "$grpc" "$@"; }
 ready=false

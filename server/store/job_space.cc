@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "server/base/error.h"
+#include "server/base/human_bytes.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/store/base_cache.h"
@@ -31,9 +32,11 @@ absl::Status CheckPlannedSpace(base::FileSystem& files, const StatePaths& paths,
   if (bytes <= 0) return absl::OkStatus();
   NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t have, PlannableBytes(files, paths, min_free_bytes));
   if (static_cast<std::uint64_t>(bytes) <= have) return absl::OkStatus();
-  return base::WithReason(absl::ResourceExhaustedError(base::StrCat("the job writes up to ", bytes,
-                                                                    " bytes, the server's disk has room for ", have,
-                                                                    " bytes: delete models, datasets or jobs")),
+  return base::WithReason(absl::ResourceExhaustedError(base::StrCat(
+                              "the job writes up to ", base::HumanBytes(bytes), ", the server's disk has room for ",
+                              base::HumanBytes(static_cast<std::int64_t>(have)),
+                              " above the space that it keeps free (--min_free_bytes): delete models, datasets or "
+                              "jobs, or free space on the disk")),
                           "DISK_FULL", {{"need", std::to_string(bytes)}, {"have", std::to_string(have)}});
 }
 

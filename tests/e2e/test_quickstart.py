@@ -58,6 +58,19 @@ def test_quickstart_prints_its_figures_and_leaves_a_server(tmp_path):
         os.kill(pid, 0)
 
 
+def test_quickstart_ends_at_once_on_a_nearly_full_disk(tmp_path):
+    free = (2 << 30) - 1
+    df = tmp_path / "bin/df"
+    df.parent.mkdir()
+    df.write_text(f"#!/bin/sh\necho Avail\necho {free}\n")
+    df.chmod(0o755)
+    run = subprocess.run([ROOT / "deploy/quickstart.sh", "--dir", tmp_path / "new/quickstart"], capture_output=True, text=True,
+                         timeout=60, env={"PATH": f"{df.parent}:{os.environ['PATH']}"})
+    assert run.returncode == 1 and run.stdout == "", run
+    assert "are free on the disk of" in run.stderr and "wanted 2.0GiB: 1 GiB for the run" in run.stderr, run.stderr
+    assert not (tmp_path / "new").exists()
+
+
 def curve_of(losses):
     spec = importlib.util.spec_from_file_location("quickstart_summary", ROOT / "deploy/quickstart_summary.py")
     summary = importlib.util.module_from_spec(spec)

@@ -345,6 +345,7 @@ TEST_F(AdmissionTest, JobThatWritesMoreThanIsFreeIsRefused) {  // T10
   EXPECT_EQ(refused->error->reason, "DISK_FULL");
   EXPECT_EQ(refused->error->metadata.at("need"), std::to_string(bytes));
   EXPECT_GT(std::stoll(refused->error->metadata.at("have")), 0);
+  EXPECT_TRUE(refused->error->message.starts_with("the job writes up to 1048576.0 TiB, ")) << refused->error->message;
   controller_->Tick();  // FAILED is visible a moment before the name is free again
   EXPECT_TRUE(state_->models->CheckFree("large").ok());
 }
