@@ -7,9 +7,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -53,6 +55,22 @@ std::string TrainerBesideMe() {
   const std::string self(path, static_cast<std::size_t>(length));
   const std::string trainer = self.substr(0, self.rfind('/') + 1) + "nibble-trainer";
   return access(trainer.c_str(), X_OK) == 0 ? trainer : "";
+}
+
+// Refuses a --trainer that could not run: otherwise only the first job would report it.
+void CheckTrainer(const AppOptions& options) {
+  if (options.trainer_path.empty()) return;
+  if (options.runner == "kubernetes") {
+    throw CLI::ValidationError("--trainer",
+                               "not with --runner kubernetes: trainers are in the images of --trainer_templates");
+  }
+  struct stat info;
+  if (stat(options.trainer_path.c_str(), &info) != 0) {
+    throw CLI::ValidationError("--trainer", nibble::base::StrCat(options.trainer_path, ": ", std::strerror(errno)));
+  }
+  if (!S_ISREG(info.st_mode) || access(options.trainer_path.c_str(), X_OK) != 0) {
+    throw CLI::ValidationError("--trainer", options.trainer_path + " is not a file that this user may execute");
+  }
 }
 
 // Durations as given by flags.
@@ -166,13 +184,15 @@ void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
       ->check(CLI::NonNegativeNumber);
 }
 
-// Prints what is wrong with the flags. CLI11 reports a missing flag before an unknown one, which is usually that flag,
-// spelt wrongly.
+constexpr int kUsageExitCode = 2;  // as of nibble
+
+// Prints what is wrong with the flags, and returns the exit code: 0 after --help and --version. CLI11 reports a missing
+// flag before an unknown one, which is usually that flag, spelt wrongly.
 int UsageError(const CLI::App& cli, const CLI::ParseError& error) {
   const std::vector<std::string> unknown = cli.remaining();
   const auto flag =
       std::find_if(unknown.begin(), unknown.end(), [](const auto& word) { return word.starts_with("-"); });
-  if (error.get_exit_code() == 0 || flag == unknown.end()) return cli.exit(error);
+  if (error.get_exit_code() == 0 || flag == unknown.end()) return cli.exit(error) == 0 ? 0 : kUsageExitCode;
   std::vector<std::string> flags;
   for (const CLI::Option* option : cli.get_options()) {
     for (const std::string& name : option->get_lnames()) flags.push_back("--" + name);
@@ -180,7 +200,7 @@ int UsageError(const CLI::App& cli, const CLI::ParseError& error) {
   const std::string name = flag->substr(0, flag->find('='));
   std::fprintf(stderr, "unknown flag %s%s\nRun with --help for more information.\n", name.c_str(),
                nibble::base::DidYouMean(name, flags).c_str());
-  return error.get_exit_code();
+  return kUsageExitCode;
 }
 
 }  // namespace
@@ -202,10 +222,7 @@ int main(int argc, char** argv) {
   AddFlags(cli, options, seconds);
   try {
     cli.parse(argc, argv);
-    if (options.runner == "kubernetes" && !options.trainer_path.empty()) {
-      throw CLI::ValidationError("--trainer",
-                                 "not with --runner kubernetes: trainers are in the images of --trainer_templates");
-    }
+    CheckTrainer(options);
   } catch (const CLI::ParseError& error) {
     return UsageError(cli, error);
   }

@@ -62,6 +62,31 @@ def test_unknown_device_is_refused_by_name(tmp_path):
     assert 'trains only on "cpu"' in result.stderr
 
 
+def refused(tmp_path, *flags):
+    result = subprocess.run([BIN / "nibbled", *flags, "--state_dir", tmp_path / "state"], env={}, capture_output=True, text=True,
+                            timeout=30)
+    assert not (tmp_path / "state").exists(), "a refused server changes nothing"
+    return result.returncode, result.stderr
+
+
+def test_usage_errors_exit_with_2(tmp_path):
+    for flags, wanted in ((["--threads", "0"], "--threads"), (["--threads", "many"], "--threads"), (["extra"], "extra"),
+                          (["--tokenfile", "x"], "unknown flag --tokenfile")):
+        code, text = refused(tmp_path, *flags)
+        assert code == 2 and wanted in text, (flags, code, text)
+    missing = subprocess.run([BIN / "nibbled"], env={}, capture_output=True, text=True, timeout=30)
+    assert missing.returncode == 2 and "--state_dir is required" in missing.stderr
+
+
+def test_trainer_that_cannot_run_is_refused(tmp_path):
+    plain = tmp_path / "plain"
+    plain.write_text("not a program")
+    for path, why in ((tmp_path / "nothing", "No such file"), (plain, "is not a file that this user may execute"),
+                      (tmp_path, "is not a file that this user may execute")):
+        code, text = refused(tmp_path, "--trainer", path)
+        assert code == 2 and f"--trainer: {path}" in text and why in text, (path, code, text)
+
+
 def test_version_names_the_sources(make_server):
     printed = subprocess.run([BIN / "nibbled", "--version"], env={}, capture_output=True, text=True, check=True).stdout
     versions = dict(line.split(" ", 1) for line in printed.splitlines())
