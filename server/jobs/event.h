@@ -67,7 +67,7 @@ struct CheckpointEvent {
   std::optional<std::int64_t> bytes{};
   std::optional<double> duration_ms{};
   std::string digest{};
-  std::map<std::string, double> metrics{};  // of the last step and evaluation: "loss", "eval_loss"
+  std::map<std::string, double> metrics{};  // of its step: "loss", "eval_loss" if it was evaluated
 };
 
 // The trained model was published.

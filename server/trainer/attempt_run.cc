@@ -305,7 +305,7 @@ class AttemptRun {
     progress_.tokens += tokens;
     progress_.trained_tokens += trained;
     progress_.cursor = loader_->cursor();
-    progress_.metrics["loss"] = loss;
+    progress_.metrics = {{"loss", loss}};  // without the eval_loss of an earlier step
     const double took = Seconds() - began;
     const auto& [epoch, taken] = progress_.cursor;
     const auto examples = static_cast<std::int64_t>(inputs_.train.examples.size());

@@ -29,8 +29,7 @@ base::Json ToJson(const RunIdentity& identity) {
           {"threads", identity.threads},         {"version", identity.version}};
 }
 
-// The metrics of the last step and evaluation before the checkpoint. The next checkpoint shows them until there are
-// newer ones.
+// The metrics of the checkpoint's step. A resumed attempt that saves before its next step shows them again.
 absl::StatusOr<std::map<std::string, double>> ReadMetrics(base::FileSystem& files, const std::string& directory) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string text,
                           files.Read(base::JoinPath(directory, store::kCheckpointMetricsFile), kMaxMetricsBytes));

@@ -26,7 +26,7 @@ struct TrainingProgress {
   data::Cursor cursor;
   std::int64_t evaluated_step = -1;                                 // the step after which the last evaluation was made
   double best_eval_loss = std::numeric_limits<double>::infinity();  // of the model as it is trained
-  std::map<std::string, double> metrics;  // of the last step and evaluation, for users: "loss", "eval_loss"
+  std::map<std::string, double> metrics;  // of the last step, for users: "loss", "eval_loss" if evaluated
   // After a resume: what has changed in the machine or the program ("threads was 1, is 2").
   std::vector<std::string> differences;
 };
