@@ -483,6 +483,7 @@ void App::State::Collect(telemetry::Metrics& out) {
   if (grpc.tls != nullptr) {
     const auth::TlsHealth tls = grpc.tls->Look();
     out.SetTlsFilesOk(tls.files.ok());
+  if (authority->wants_tokens()) out.SetTokenFileOk(authority->FileIsOk());
     out.SetCertificateExpiry("server", absl::ToDoubleSeconds(tls.cert_expiry - absl::UnixEpoch()));
     if (!options.security.tls_client_ca.empty()) {
       out.SetCertificateExpiry("client_ca", absl::ToDoubleSeconds(tls.client_ca_expiry - absl::UnixEpoch()));

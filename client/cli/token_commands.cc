@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/time/clock.h"
 #include "client/cli/app.h"
@@ -54,6 +55,23 @@ absl::Status WriteSecret(const std::string& path, const std::string& token) {
   return absl::InternalError(base::StrCat("cannot write ", path));
 }
 
+// Returns the name with its kind in lower case. nibbled rejects a whole token file because of one malformed line, so
+// this refuses what server/auth/principals.cc refuses.
+absl::StatusOr<std::string> ParseSan(const std::string& text) {
+  constexpr std::size_t kMaxBytes = 512;
+  NIBBLE_RETURN_IF_ERROR(CheckText("--san", text));
+  const std::size_t colon = text.find(':');
+  const std::string kind = absl::AsciiStrToLower(text.substr(0, colon));
+  const bool known = kind == "uri" || kind == "dns" || kind == "email" || kind == "ip";
+  if (colon == std::string::npos || !known || colon + 1 == text.size() || text.size() > kMaxBytes) {
+    return base::FieldError(
+        "--san", base::StrCat("got \"", text.substr(0, kMaxBytes),
+                              "\", wanted a name with its kind, such as uri:spiffe://example.org/ci, "
+                              "dns:ci.example.org, email:ci@example.org or ip:192.0.2.7, of at most 512 bytes"));
+  }
+  return base::StrCat(kind, text.substr(colon));
+}
+
 absl::Status New(Session& session, const NewToken& given) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("NAME", given.name));
   if (!given.tenant.empty()) NIBBLE_RETURN_IF_ERROR(base::CheckName("--tenant", given.tenant));
@@ -67,7 +85,7 @@ absl::Status New(Session& session, const NewToken& given) {
         absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now() + absl::Hours(24) * given.days, absl::UTCTimeZone());
   }
   if (!given.san.empty()) {
-    line["san"] = given.san;
+    NIBBLE_ASSIGN_OR_RETURN(line["san"], ParseSan(given.san));
   } else {
     NIBBLE_ASSIGN_OR_RETURN(const std::string token, RandomToken());
     NIBBLE_RETURN_IF_ERROR(WriteSecret(given.out, token));

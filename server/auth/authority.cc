@@ -132,6 +132,11 @@ void Authority::Reload() {
   if (wants_tokens()) Look();
 }
 
+bool Authority::FileIsOk() {
+  base::MutexLock lock(mutex_);
+  return !unreadable_ && rejected_.empty();
+}
+
 void Authority::Watch() {
   if (!wants_tokens() || watch_.joinable()) return;
   watch_ = std::thread([this] {

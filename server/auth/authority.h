@@ -68,6 +68,8 @@ class Authority {
   void Reload();
   // Starts a thread that also looks for changes, so that an unusable file is logged even if no call arrives.
   void Watch();
+  // Whether the token file was readable and well formed when it was last read; true without --token_file.
+  bool FileIsOk();
   bool wants_tokens() const { return !options_.token_file.empty(); }
 
  private:

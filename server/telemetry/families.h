@@ -97,8 +97,12 @@ struct Metrics::Families {
     bool is_known = true;                                 // at the last call of KeepModels
   };
   std::map<std::string, ModelSeries, std::less<>> models ABSL_GUARDED_BY(mutex);
-  // Label value of a job -> its series of train_loss, until its attempt ends.
-  std::map<std::string, Gauge*> losses ABSL_GUARDED_BY(mutex);
+  struct TrainingJob {
+    std::string method;
+    Gauge* loss = nullptr;  // series of train_loss
+  };
+  // By the label value of the job, until its attempt ends.
+  std::map<std::string, TrainingJob> training ABSL_GUARDED_BY(mutex);
   base::Mutex raise_mutex;  // guards counters and peaks that are set to an absolute value
 
   prometheus::Family<Counter>& Count(const char* name, const char* help) {
@@ -124,12 +128,14 @@ struct Metrics::Families {
                 "Earliest expiry of the certificates in use, by file (server, client_ca); absent without that file");
   NIBBLE_FAMILY(Gauge, tls_files_ok, Level, "nibble_tls_files_ok",
                 "1: the TLS files are usable; 0: not, and new connections use the last good ones; absent without TLS");
+  NIBBLE_FAMILY(Gauge, token_file_ok, Level, "nibble_token_file_ok",
+                "1: the token file is usable; 0: not, and the last good one stays in use; absent without --token_file");
   NIBBLE_FAMILY(Counter, launches, Count, "nibble_kernel_launches_total",
                 "Kernel calls on the CPU, grid launches on CUDA; torch's own operators appear as torch:<op>");
   NIBBLE_FAMILY(Gauge, peak_memory, Level, "nibble_peak_memory_bytes",
                 "Peak memory: VmHWM on the CPU, the allocators' own peak on CUDA");
   NIBBLE_FAMILY(Gauge, train_rate, Level, "nibble_train_tokens_per_second",
-                "Training throughput of the last reported step");
+                "Training throughput of the last reported step; 0 while no job of the method trains");
   NIBBLE_FAMILY(Counter, train_tokens, Count, "nibble_train_tokens_total", "Tokens trained on, without padding");
   NIBBLE_FAMILY(Counter, generated_tokens, Count, "nibble_generated_tokens_total", "Tokens generated");
   NIBBLE_FAMILY(Counter, prompt_tokens, Count, "nibble_prompt_tokens_total", "Prompt tokens computed");

@@ -167,6 +167,7 @@ void Metrics::SetCertificateExpiry(std::string_view file, double unix_seconds) {
   families_->certificate_expiry.Add({{"file", Text(file)}}).Set(unix_seconds);
 }
 void Metrics::SetTlsFilesOk(bool ok) { families_->tls_files_ok.Add({}).Set(ok ? 1 : 0); }
+void Metrics::SetTokenFileOk(bool ok) { families_->token_file_ok.Add({}).Set(ok ? 1 : 0); }
 
 void Metrics::SetKernelLaunches(std::string_view phase, std::string_view device,
                                 const std::map<std::string, std::uint64_t>& counts) {
@@ -267,20 +268,27 @@ void Metrics::TrainStep(std::string_view method, std::string_view job_id, const 
   families_->job_steps.Add(labels).Increment();
   if (sample.tokens > 0) families_->train_tokens.Add(labels).Increment(static_cast<double>(sample.tokens));
   families_->step_seconds.Add(labels, RequestBuckets()).Observe(sample.seconds);
-  families_->train_rate.Add(labels).Set(sample.tokens_per_s);
   base::MutexLock lock(families_->mutex);
-  Gauge*& loss = families_->losses[Text(job_id)];
+  families_->train_rate.Add(labels).Set(sample.tokens_per_s);
+  Families::TrainingJob& job = families_->training[Text(job_id)];
+  job.method = Text(method);
   // Not "job": Prometheus itself gives every series a label of that name.
-  if (loss == nullptr) loss = &families_->train_loss.Add({{"method", Text(method)}, {"job_id", Text(job_id)}});
-  loss->Set(sample.loss);
+  if (job.loss == nullptr) job.loss = &families_->train_loss.Add({{"method", Text(method)}, {"job_id", Text(job_id)}});
+  job.loss->Set(sample.loss);
 }
 
 void Metrics::TrainingEnded(std::string_view job_id) {
   base::MutexLock lock(families_->mutex);
-  const auto found = families_->losses.find(Text(job_id));
-  if (found == families_->losses.end()) return;
-  families_->train_loss.Remove(found->second);
-  families_->losses.erase(found);
+  auto& training = families_->training;
+  const auto found = training.find(Text(job_id));
+  if (found == training.end()) return;
+  const Families::TrainingJob ended = found->second;
+  families_->train_loss.Remove(ended.loss);
+  training.erase(found);
+  const bool others_train = std::any_of(training.begin(), training.end(),
+                                        [&](const auto& entry) { return entry.second.method == ended.method; });
+  // A gauge would keep its last value, as if the method still trained.
+  if (!others_train) families_->train_rate.Add({{"method", ended.method}}).Set(0);
 }
 
 void Metrics::CheckpointSaved(double seconds, std::int64_t bytes, double unix_seconds) {

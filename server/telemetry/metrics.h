@@ -78,6 +78,7 @@ class Metrics {
   void AuthFailed(std::string_view reason);
   void SetCertificateExpiry(std::string_view file, double unix_seconds);  // file "server" | "client_ca"
   void SetTlsFilesOk(bool ok);
+  void SetTokenFileOk(bool ok);
 
   // Kernels. Set takes the kernels' own total counts, which only rise; Add takes the launches that a trainer reports.
   void SetKernelLaunches(std::string_view phase, std::string_view device,
@@ -108,7 +109,7 @@ class Metrics {
   void JobFailed(std::string_view method, std::string_view reason);   // call JobFinished too; reason "NAN_LOSS", ...
   void JobQueueWait(double seconds);
   void TrainStep(std::string_view method, std::string_view job_id, const StepSample& sample);
-  void TrainingEnded(std::string_view job_id);  // an attempt of the job ended: removes the series of the job
+  void TrainingEnded(std::string_view job_id);  // an attempt of the job ended: removes its series, and resets the rate
   void CheckpointSaved(double seconds, std::int64_t bytes, double unix_seconds);
   void CheckpointFailed(std::string_view reason);
 

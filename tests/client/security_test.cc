@@ -6,6 +6,8 @@
 #include <sys/stat.h>
 
 #include <fstream>
+#include <map>
+#include <string>
 
 #include "client/status.h"
 #include "server/base/error.h"
@@ -108,6 +110,33 @@ TEST(TokensCommandTest, CertificateNameReplacesTheToken) {
   const Result san = RunNibble(server, {"tokens", "new", "web", "--role", "infer", "--san", "uri:spiffe://a/b"});
   EXPECT_EQ(san.exit, 0);
   EXPECT_THAT(san.out, HasSubstr("\"san\":\"uri:spiffe://a/b\""));
+}
+
+TEST(TokensCommandTest, KindOfACertificateNameIsWrittenInLowerCase) {
+  FakeServer server;
+  for (const auto& [given, written] :
+       std::map<std::string, std::string>{{"URI:spiffe://A/b", "uri:spiffe://A/b"},
+                                          {"DNS:ci.example.org", "dns:ci.example.org"},
+                                          {"Email:ci@example.org", "email:ci@example.org"},
+                                          {"IP:::1", "ip:::1"}}) {
+    const Result san = RunNibble(server, {"tokens", "new", "web", "--role", "infer", "--san", given});
+    EXPECT_EQ(san.exit, 0) << san.err;
+    EXPECT_THAT(san.out, HasSubstr("\"san\":\"" + written + "\""));
+  }
+}
+
+TEST(TokensCommandTest, RejectsCertificateNamesThatTheServerRejects) {
+  FakeServer server;
+  for (const std::string& given :
+       {std::string("spiffe://a/b"), std::string("ci.example.org"), std::string("uri:"), std::string("urn:a"),
+        "dns:" + std::string(600, 'a'), std::string(":a"), std::string("uri:\xFF")}) {
+    const Result san = RunNibble(server, {"tokens", "new", "web", "--role", "infer", "--san", given});
+    EXPECT_EQ(san.exit, 4) << given;
+    EXPECT_EQ(san.out, "") << given;
+    EXPECT_THAT(san.err, HasSubstr("--san")) << given;
+  }
+  const Result san = RunNibble(server, {"tokens", "new", "web", "--role", "infer", "--san", "spiffe://a/b"});
+  EXPECT_THAT(san.err, HasSubstr("uri:spiffe://example.org/ci, dns:ci.example.org"));
 }
 
 }  // namespace

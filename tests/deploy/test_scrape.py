@@ -251,7 +251,8 @@ WORKED = ["nibble_jobs_created_total", "nibble_jobs_finished_total", "nibble_job
           "nibble_generate_requests_total", "nibble_generate_time_to_first_token_seconds_count",
           "nibble_generate_time_per_output_token_seconds_count", "nibble_generated_tokens_total", "nibble_kernel_launches_total",
           "nibble_peak_memory_bytes", "nibble_kv_cache_blocks", "nibble_store_op_duration_seconds_count", "nibble_disk_free_bytes",
-          "nibble_auth_failures_total", "nibble_rejected_total", "nibble_tls_files_ok", "nibble_tls_certificate_expiry_timestamp_seconds",
+          "nibble_auth_failures_total", "nibble_rejected_total", "nibble_tls_files_ok", "nibble_token_file_ok",
+          "nibble_tls_certificate_expiry_timestamp_seconds",
           "grpc_server_started_total", "grpc_server_handled_total",
           "grpc_server_handling_seconds_count", "process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"]
 

@@ -321,9 +321,22 @@ TEST_F(AuthorityTest, ReloadReadsTheFileAtOnce) {  // C12
   EXPECT_EQ(Ask(authority, "2"), "UNAUTHENTICATED TOKEN_INVALID") << "less than a second has passed";
   authority.Reload();
   EXPECT_EQ(Ask(authority, "2"), "two");
+  EXPECT_TRUE(authority.FileIsOk());
   Write("half a li");
   authority.Reload();
   EXPECT_EQ(Ask(authority, "2"), "two");
+  EXPECT_FALSE(authority.FileIsOk());
+  authority.Reload();
+  EXPECT_FALSE(authority.FileIsOk()) << "also when the error was logged already";
+  Write(Line("two", "viewer", "2"));
+  authority.Reload();
+  EXPECT_TRUE(authority.FileIsOk());
+}
+
+TEST_F(AuthorityTest, FileIsOkWithoutATokenFile) {
+  auto opened = Authority::Open(base::RealFileSystem(), clock_, {});
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_TRUE((*opened)->FileIsOk());
 }
 
 // Counts reads of files.

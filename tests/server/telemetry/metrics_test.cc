@@ -250,6 +250,31 @@ TEST(MetricsTest, EachJobHasItsLossUntilItsAttemptEnds) {
   EXPECT_EQ(Samples(metrics.Scrape()).at(one), 1);
 }
 
+TEST(MetricsTest, TrainingRateIsZeroOnceNoJobOfTheMethodTrains) {
+  Metrics metrics({}, {});
+  const std::string rate = "nibble_train_tokens_per_second{method=\"qlora\"}";
+  const std::string other = "nibble_train_tokens_per_second{method=\"full\"}";
+  metrics.TrainStep("qlora", "job-1", {.tokens_per_s = 100});
+  metrics.TrainStep("qlora", "job-2", {.tokens_per_s = 200});
+  metrics.TrainStep("full", "job-3", {.tokens_per_s = 300});
+  metrics.TrainingEnded("job-2");
+  EXPECT_EQ(Samples(metrics.Scrape()).at(rate), 200) << "job-1 still trains";
+  metrics.TrainingEnded("job-1");
+  EXPECT_EQ(Samples(metrics.Scrape()).at(rate), 0);
+  EXPECT_EQ(Samples(metrics.Scrape()).at(other), 300);
+  metrics.TrainStep("qlora", "job-1", {.tokens_per_s = 50});  // the next attempt
+  EXPECT_EQ(Samples(metrics.Scrape()).at(rate), 50);
+}
+
+TEST(MetricsTest, TokenFileSeriesExistsOnlyWithATokenFile) {
+  Metrics metrics({}, {});
+  EXPECT_THAT(metrics.Scrape(), ::testing::Not(HasSubstr("nibble_token_file_ok ")));
+  metrics.SetTokenFileOk(true);
+  EXPECT_EQ(Samples(metrics.Scrape()).at("nibble_token_file_ok"), 1);
+  metrics.SetTokenFileOk(false);
+  EXPECT_EQ(Samples(metrics.Scrape()).at("nibble_token_file_ok"), 0);
+}
+
 TEST(MetricsTest, TlsSeriesExistOnlyWithTlsFiles) {
   Metrics metrics({}, {});
   EXPECT_THAT(metrics.Scrape(), ::testing::Not(HasSubstr("nibble_tls_files_ok ")));
