@@ -134,13 +134,16 @@ void AddServerCommands(CLI::App& app, Session& session) {
     CLI::App* sub = app.add_subcommand("health", "Check that the server is ready: exit 0 only if it is");
     auto address = std::make_shared<std::string>("127.0.0.1:9464");
     auto by_grpc = std::make_shared<bool>(false);
-    CLI::Option* http =
-        sub->add_option("--http", *address, "HOST:PORT of nibbled's --http_address")->capture_default_str();
-    sub->add_flag("--grpc", *by_grpc, "Check --server over gRPC instead (grpc.health.v1), with the connection options")
+    CLI::Option* http = sub->add_option("--http", *address, "HOST:PORT of nibbled's --http_address; ignores --server")
+                            ->capture_default_str();
+    sub->add_flag("--grpc", *by_grpc,
+                  "Check --server over gRPC (grpc.health.v1), with the connection options; default if --server or "
+                  "NIBBLE_SERVER is set, unless --http is given")
         ->excludes(http);
-    sub->callback([&session, address, by_grpc] {
-      session.command = [&session, address, by_grpc] {
-        return *by_grpc ? HealthByGrpc(session) : HealthByHttp(session, *address);
+    sub->callback([&app, &session, address, by_grpc, http] {
+      const bool asks_server = *by_grpc || (app.get_option("--server")->count() > 0 && http->count() == 0);
+      session.command = [&session, address, asks_server] {
+        return asks_server ? HealthByGrpc(session) : HealthByHttp(session, *address);
       };
     });
   }

@@ -71,9 +71,11 @@ def test_every_cause_has_its_own_sentence(servers):
 def test_health_names_the_address_that_it_asked_and_its_option(servers):
     plain = servers[1]
     assert nibble("health", "--http", plain.http).stdout == "ready\n"
+    assert nibble("--server", plain.grpc, "health").stdout == "ready\n"
     with silent_address() as silent:
         refused = nibble("health", "--http", silent)
         assert refused.returncode == 5
         assert f"--http: no answer from http://{silent}/readyz: " in refused.stderr and "--server" not in refused.stderr
-        refused = nibble("--server", silent, "health", "--grpc")
-        assert refused.returncode == 5 and f"server: {silent} (--server): is nibbled running there?" in refused.stderr
+        for options in (["--grpc"], []):
+            refused = nibble("--server", silent, "health", *options)
+            assert refused.returncode == 5 and f"server: {silent} (--server): is nibbled running there?" in refused.stderr
