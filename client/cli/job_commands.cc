@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <optional>
@@ -13,6 +14,7 @@
 #include "client/cli/job_spec.h"
 #include "client/cli/message_json.h"
 #include "client/cli/render.h"
+#include "google/protobuf/util/time_util.h"
 #include "server/base/error.h"
 #include "server/base/human_bytes.h"
 #include "server/base/status_macros.h"
@@ -28,6 +30,15 @@ constexpr char kPlanEnded[] = "the plan has ended";  // ends a watch
 // Pause between GetJob calls for a job that cannot be watched.
 constexpr absl::Duration kFirstPoll = absl::Milliseconds(200);
 constexpr absl::Duration kLongestPoll = absl::Seconds(2);
+
+// "less than a second", "about 17 s" (below two minutes), "about 5 min", "about 2.5 h" (above two hours).
+std::string HumanDuration(const google::protobuf::Duration& duration) {
+  const double seconds = static_cast<double>(google::protobuf::util::TimeUtil::DurationToMilliseconds(duration)) / 1e3;
+  if (seconds < 1) return "less than a second";
+  if (seconds < 119.5) return base::StrCat("about ", std::llround(seconds), " s");
+  if (seconds <= 7200) return base::StrCat("about ", std::llround(seconds / 60), " min");
+  return base::StrCat("about ", HumanNumber(std::round(seconds / 360) / 10, 6), " h");
+}
 
 std::string StepsText(const v1::Progress& progress) { return base::StrCat(progress.step(), "/", progress.max_steps()); }
 
@@ -60,13 +71,14 @@ void PrintJob(Session& session, const v1::Job& job) {
                                          loss == metrics.end() ? "" : HumanNumber(loss->second, 6))});
   }
   table.Add({"output", job.output_model()});
-  if (job.state() == v1::JOB_STATE_QUEUED) {
-    const std::int64_t ahead = job.progress().queue_position();
+  const std::int64_t ahead = job.progress().queue_position();
+  // A job that waits for a retry may be the next, but does not start at once; its state says so.
+  if (job.state() == v1::JOB_STATE_QUEUED && (ahead > 0 || job.state_reason().message().empty())) {
     table.Add(
         {"queue", ahead == 0 ? "next to start" : base::StrCat(ahead, ahead == 1 ? " job" : " jobs", " before it")});
   }
   if (job.progress().has_eta() && !client::IsFinal(job.state())) {
-    table.Add({"time left", base::StrCat("about ", (job.progress().eta().seconds() + 59) / 60, " min")});
+    table.Add({"time left", HumanDuration(job.progress().eta())});
   }
   if (job.has_error() && job.state() != v1::JOB_STATE_CANCELLED) {  // a cancelled job's state message is the same
     const std::string reason = base::Reason(client::FromProto(job.error()));
@@ -362,8 +374,7 @@ absl::Status Plan(Session& session, const JobFlags& flags, bool no_wait) {
     table.Add({"disk", base::HumanBytes(plan.disk_bytes())});
     table.Add({"disk available", base::HumanBytes(plan.disk_available_bytes())});
   }
-  table.Add({"time", plan.has_eta() ? base::StrCat("about ", (plan.eta().seconds() + 59) / 60, " min")
-                                    : std::string("unknown: no comparable recent job")});
+  table.Add({"time", plan.has_eta() ? HumanDuration(plan.eta()) : std::string("unknown: no comparable recent job")});
   table.Print(session.out());
   for (const v1::Warning& warning : plan.warnings()) {
     session.out() << "warning: " << Printable(warning.message()) << LinesOf(warning) << " ("

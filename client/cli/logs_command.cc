@@ -25,6 +25,8 @@ class LogPrinter {
  public:
   LogPrinter(Session& session, std::string job) : session_(session), job_(std::move(job)) {}
 
+  bool took_any() const { return attempt_ > 0; }
+
   void Take(const v1::JobLogChunk& chunk) {
     if (chunk.attempt() != attempt_) {
       End();
@@ -84,6 +86,10 @@ absl::Status Logs(Session& session, const LogOptions& options) {
     return session.out() ? absl::OkStatus() : absl::CancelledError("the output was closed");
   });
   printer.End();
+  // Otherwise an empty answer would look like a failure of the command.
+  if (status.ok() && !session.json && !printer.took_any() && options.tail != 0) {
+    session.terminal.err << "the trainer wrote nothing to its log, or no attempt has begun\n" << std::flush;
+  }
   return status;
 }
 

@@ -1,6 +1,7 @@
 #include "server/jobs/controller.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "server/base/error.h"
@@ -402,12 +403,44 @@ absl::StatusOr<std::vector<StoredJob>> JobController::Present(std::vector<Stored
     if (const auto position = positions.find(job.id); is_queued(job) && position != positions.end()) {
       job.progress["queue_position"] = position->second;
     }
+    if (is_queued(job) && job.attempt > 0) AddWait(job);
     // Only for evaluated jobs, because it reads the disk.
     if (!job.progress.contains("latest_eval")) continue;
     if (cancel.cancelled()) return absl::CancelledError("the caller is gone");
     job.best_checkpoint = BestCheckpoint(job);
   }
   return jobs;
+}
+
+absl::Status JobController::CheckOutputName(const std::string& name, const std::string& tenant) const {
+  return state_.models->CheckFree(name, tenant);
+}
+
+void JobController::AddWait(StoredJob& job) const {
+  // The event that queued the job is its last one, except for warnings about memory or disk.
+  constexpr std::int64_t kMaxLater = 8;
+  const std::int64_t after = std::max<std::int64_t>(0, job.last_sequence - 1 - kMaxLater);
+  const absl::StatusOr<std::vector<Event>> last = database_.Events(job.id, after, 1 + kMaxLater);
+  if (!last.ok()) {  // the job is returned without them
+    base::LogWarning("cannot read a job's events", {{"job", job.id}, {"why", std::string(last.status().message())}});
+    return;
+  }
+  for (auto event = last->rbegin(); event != last->rend(); ++event) {
+    const auto body = Decode(event->type, event->body);
+    const auto* state = body.has_value() ? std::get_if<StateEvent>(&*body) : nullptr;
+    if (state == nullptr) continue;
+    const auto from = ParseJobState(state->from);
+    if (state->state != Name(JobState::kQueued) || !from.ok() || !HasTrainer(*from)) return;  // resumed by a user
+    const absl::Duration wait = absl::Seconds(state->retry_in_s.value_or(0.0));
+    const absl::Duration left = std::min(event->time + wait - clock_.Now(), wait);  // a clock may be set back
+    const auto left_s = static_cast<std::int64_t>(std::ceil(absl::ToDoubleSeconds(left)));
+    job.wait_reason = state->reason;
+    job.wait_message =
+        StrCat(state->message, state->message.empty() ? "" : "; ",
+               job.retries > 0 ? StrCat("retry ", job.retries, " of ", options_.retry.max_retries) : "the next attempt",
+               left_s > 0 ? StrCat(" in ", left_s, " s") : std::string(" waits for its turn"));
+    return;
+  }
 }
 
 absl::StatusOr<StoredJob> JobController::Present(StoredJob job) {

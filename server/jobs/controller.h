@@ -99,6 +99,8 @@ class JobController {
   // than `tenant` look absent ("" sees all tenants). Errors: NotFound (CHECKPOINT), those of MakeJobStart and
   // MakeJobDigests.
   absl::StatusOr<std::optional<JobStart>> FindStart(const JobSpec& spec, const std::string& tenant);
+  // AlreadyExists (NAME_TAKEN) if a job of this tenant could not be created with this output model now.
+  absl::Status CheckOutputName(const std::string& name, const std::string& tenant) const;
   // Hashes gigabytes. Errors: those of jobs::VerifyStart.
   absl::Status VerifyStart(const JobStart& start, const base::CancelToken& cancel);
 
@@ -133,6 +135,7 @@ class JobController {
   // The checkpoints of a job, by step. If two attempts saved the same step, only the later one is listed.
   absl::StatusOr<std::vector<store::CheckpointInfo>> NamedCheckpoints(const StoredJob& job) const;
   std::optional<store::CheckpointInfo> BestCheckpoint(const StoredJob& job);
+  void AddWait(StoredJob& job) const;  // sets wait_reason and wait_message
   // Reads all checkpoints of the job, perhaps a thousand.
   absl::StatusOr<std::optional<store::CheckpointInfo>> FindBestCheckpoint(const StoredJob& job) const;
   absl::Status CheckCapacity(const std::string& owner, const std::string& tenant);

@@ -42,6 +42,8 @@ struct StoredJob {
   // The first of the kept checkpoints with the lowest evaluation loss. Not stored: the controller adds it to its
   // answers.
   std::optional<store::CheckpointInfo> best_checkpoint;
+  // QUEUED after an attempt that ended early: why it ended, and when the next one starts. Not stored, as above.
+  std::string wait_reason, wait_message;
   std::string output_digest;  // manifest digest of the output; "" until the job succeeded
   bool published = false;     // publishing is over: the output is a model, or publishing failed (PUBLISH_FAILED)
   std::int64_t last_sequence = 0;

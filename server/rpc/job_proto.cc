@@ -173,6 +173,9 @@ v1::Job ToProto(const jobs::StoredJob& job) {
     *out.mutable_error() = RpcStatusOf(*job.error, job.id);
     out.mutable_state_reason()->set_reason(job.error->reason);
     out.mutable_state_reason()->set_message(ToUtf8(WithoutInternals(job.error->message), 1024));
+  } else if (!job.wait_message.empty()) {
+    out.mutable_state_reason()->set_reason(ToUtf8(job.wait_reason));
+    out.mutable_state_reason()->set_message(ToUtf8(WithoutInternals(job.wait_message), 1024));
   }
   *out.mutable_create_time() = ToProto(job.created);
   if (job.started.has_value()) *out.mutable_start_time() = ToProto(*job.started);

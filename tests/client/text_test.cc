@@ -2,6 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "tests/client/fake_server.h"
 
 namespace nibble::client {
@@ -191,6 +196,52 @@ TEST(TextTest, JobShowsItsBestCheckpointAndServerItsCodeDigest) {
   EXPECT_THAT(RunNibble(server, {"jobs", "get", "job-1"}).out, HasSubstr("job-1/5, eval loss 2.5"));
   server.server_info.Answers(Proto<v1::ServerInfo>("version: '0.1.0' code_digest: 'c0de' cuda_version: 'none'"));
   EXPECT_THAT(RunNibble(server, {"server", "info"}).out, HasSubstr("c0de"));
+}
+
+TEST(TextTest, JobThatWaitsForARetrySaysWhy) {
+  FakeServer server;
+  server.get_job.Answers(Proto<v1::Job>(
+      "name: 'job-1' state: JOB_STATE_QUEUED state_reason { reason: 'TRAINER_LOST' message: 'the trainer "
+      "was killed; retry 2 of 5 in 12 s' }"));
+  const Result waits = RunNibble(server, {"jobs", "get", "job-1"});
+  EXPECT_THAT(waits.out, HasSubstr("QUEUED: the trainer was killed; retry 2 of 5 in 12 s\n"));
+  EXPECT_THAT(waits.out, Not(HasSubstr("next to start")));
+  server.get_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_QUEUED"));
+  EXPECT_THAT(RunNibble(server, {"jobs", "get", "job-1"}).out, HasSubstr("next to start"));
+}
+
+// The fake server has no health service, so its answer shows that the command asked by gRPC.
+TEST(TextTest, HealthAsksTheServerThatIsNamed) {
+  FakeServer server;
+  for (const auto& arguments :
+       std::vector<std::vector<std::string>>{{"--server", "host:1", "health"}, {"health", "--server", "host:1"}}) {
+    const Result named = RunNibble(server, arguments);
+    EXPECT_THAT(named.err, HasSubstr("UNIMPLEMENTED"));
+    EXPECT_THAT(named.err, Not(HasSubstr("--http")));
+  }
+  ASSERT_EQ(setenv("NIBBLE_SERVER", "host:1", 1), 0);
+  const Result by_variable = RunNibble(server, {"health"});
+  const Result by_http = RunNibble(server, {"--server", "host:1", "--timeout", "1", "health", "--http", "127.0.0.1:1"});
+  ASSERT_EQ(unsetenv("NIBBLE_SERVER"), 0);
+  EXPECT_THAT(by_variable.err, HasSubstr("UNIMPLEMENTED"));
+  EXPECT_THAT(by_http.err, HasSubstr("--http: "));
+}
+
+TEST(TextTest, TimesAreRoundedToWhatPeopleRead) {
+  FakeServer server;
+  for (const auto& [eta, text] :
+       std::vector<std::pair<std::string, std::string>>{{"nanos: 400000000", "less than a second"},
+                                                        {"seconds: 17", "about 17 s"},
+                                                        {"seconds: 119", "about 119 s"},
+                                                        {"seconds: 120", "about 2 min"},
+                                                        {"seconds: 149", "about 2 min"},
+                                                        {"seconds: 151", "about 3 min"},
+                                                        {"seconds: 7200", "about 120 min"},
+                                                        {"seconds: 9000", "about 2.5 h"},
+                                                        {"seconds: 86400", "about 24 h"}}) {
+    server.get_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_RUNNING progress { eta { " + eta + " } }"));
+    EXPECT_THAT(RunNibble(server, {"jobs", "get", "job-1"}).out, HasSubstr(text + "\n")) << eta;
+  }
 }
 
 TEST(TextTest, TextOfTheServerCannotControlTheTerminal) {

@@ -111,6 +111,20 @@ TEST_F(WatchLogsTest, TerminalGetsNoControlCharacters) {
   EXPECT_TRUE(server_.watch_job_logs.asked.at(0).follow());
 }
 
+TEST_F(WatchLogsTest, CommandSaysThatALogIsEmpty) {
+  server_.watch_job_logs.Answers({Chunk(1, 0)});
+  Result result = RunNibble(server_, {"jobs", "logs", "job-1"});
+  EXPECT_EQ(result.exit, 0);
+  EXPECT_EQ(result.out, "");
+  EXPECT_EQ(result.err, "the trainer wrote nothing to its log, or no attempt has begun\n");
+  result = RunNibble(server_, {"--json", "jobs", "logs", "job-1"});
+  EXPECT_EQ(result.out + result.err, "") << "nothing for programs";
+  server_.watch_job_logs.Answers({Chunk(1, 9)});
+  EXPECT_EQ(RunNibble(server_, {"jobs", "logs", "job-1", "--tail", "0"}).err, "");
+  server_.watch_job_logs.Answers({Chunk(1, 0), Chunk(1, 0, "a")});
+  EXPECT_EQ(RunNibble(server_, {"jobs", "logs", "job-1"}).err, "");
+}
+
 TEST_F(WatchLogsTest, CommandShowsTheServersError) {
   server_.watch_job_logs.answer = [](const auto&, const WriteChunk&) {
     return Error(grpc::StatusCode::NOT_FOUND, "attempt 9 of job job-1 does not exist", "ATTEMPT");

@@ -143,7 +143,12 @@ TEST_F(RestartTest, BackoffContinuesAcrossRestarts) {
   controller_->Tick();
   ASSERT_EQ(State(id), kQueued);
   EXPECT_EQ(Events(id).back().body["retry_in_s"], 10);
+  const std::string why = Events(id).back().body["message"];
+  EXPECT_NE(why, "");
+  EXPECT_EQ(controller_->Get(id)->wait_reason, Events(id).back().body["reason"]);
+  EXPECT_EQ(controller_->Get(id)->wait_message, why + "; retry 1 of 5 in 10 s");
   clock_.Advance(absl::Seconds(4));
+  EXPECT_EQ(controller_->Get(id)->wait_message, why + "; retry 1 of 5 in 6 s");
   for (const absl::Duration part : {absl::Seconds(5), absl::Milliseconds(999)}) {  // Two servers wait in turn.
     KillAndReopen();
     controller_->Tick();

@@ -297,6 +297,15 @@ TEST(JobProtoTest, WarningsNameAtMostTwentyRows) {
   EXPECT_EQ(ToProto(jobs::StoredJob(), event).warning().row_ids_size(), 0);
 }
 
+TEST(JobProtoTest, QueuedJobShowsWhyItsLastAttemptEnded) {
+  jobs::StoredJob job;
+  EXPECT_FALSE(ToProto(job).has_state_reason());
+  job.wait_reason = "TRAINER_LOST";
+  job.wait_message = "the trainer was killed; retry 1 of 5 in 10 s";
+  EXPECT_EQ(ToProto(job).state_reason().reason(), "TRAINER_LOST");
+  EXPECT_EQ(ToProto(job).state_reason().message(), job.wait_message);
+}
+
 TEST(JobProtoTest, JobShowsItsDigestsAndItsBestCheckpoint) {
   jobs::StoredJob job;
   job.id = "job-1";
