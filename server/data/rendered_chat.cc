@@ -24,11 +24,6 @@ absl::Status TemplateError(std::string_view message) {
                           {{"field", "messages"}});
 }
 
-absl::Status NotFound(std::size_t message, std::string_view why) {
-  return TemplateError(base::StrCat("message ", message, " is not found in the rendered conversation: ", why,
-                                    "; set train_on_prompt without \"train\" in any message, or use another template"));
-}
-
 constexpr char kBlanks[] = " \t\r\n\f\v";
 constexpr char kNoLoop[] = "no loop over the messages in the template renders it";
 
@@ -48,6 +43,12 @@ class Conversation {
   }
 
   std::size_t size() const { return ends_.size(); }
+  // An error about a message.
+  absl::Status NotFound(std::size_t message, std::string_view why) const {
+    return TemplateError(
+        base::StrCat(MessageName(message, row_.roles[message]), " is not found in the rendered conversation: ", why,
+                     "; set train_on_prompt without \"train\" in any message, or use another template"));
+  }
   bool answers(std::size_t message) const { return row_.roles[message] == "assistant"; }
   // The content without the blanks at its ends, which templates strip; "" if it is not text.
   std::string_view words(std::size_t message) const {
@@ -107,7 +108,7 @@ absl::StatusOr<std::pair<std::size_t, std::size_t>> ByPrefixes(const Conversatio
     NIBBLE_ASSIGN_OR_RETURN(after, conversation.Render(i + 1, false));
   }
   if (!full.starts_with(after) || !after.starts_with(before)) {
-    return NotFound(i, "it does not continue the text before it");
+    return conversation.NotFound(i, "it does not continue the text before it");
   }
   return std::pair(before.size(), after.size());
 }
@@ -134,7 +135,7 @@ class Turns {
   // Returns one range for each of the `wanted` messages, which must be in ascending order.
   absl::StatusOr<ByteRanges> Find(const std::vector<std::size_t>& wanted) const {
     for (const std::size_t i : wanted) {
-      if (rendered_.turns[i].empty()) return NotFound(i, kNoLoop);
+      if (rendered_.turns[i].empty()) return conversation_.NotFound(i, kNoLoop);
     }
     // Another message without a turn may have been printed inside a wanted turn, so it is refused unless its text is
     // before all turns: Llama 3.1, for example, prints the first question with the tools, before its loop over
@@ -149,7 +150,7 @@ class Turns {
       }
       const std::string_view words = conversation_.words(i);
       const bool stands_before = leads && !words.empty() && preamble.find(words) != std::string_view::npos;
-      if (!stands_before && !conversation_.instructs(i)) return NotFound(i, kNoLoop);
+      if (!stands_before && !conversation_.instructs(i)) return conversation_.NotFound(i, kNoLoop);
     }
     const auto answer =
         std::find_if(wanted.rbegin(), wanted.rend(), [&](std::size_t i) { return conversation_.answers(i); });
@@ -163,7 +164,7 @@ class Turns {
       if (conversation_.answers(i)) {
         // The model is asked to write what follows the prompt.
         if (!std::string_view(rendered_.text).substr(begin, end - begin).starts_with(prompt)) {
-          return NotFound(i, "it does not begin with the generation prompt");
+          return conversation_.NotFound(i, "it does not begin with the generation prompt");
         }
         begin += prompt.size();
       } else if (i == 0 && begin == first_) {
@@ -189,7 +190,7 @@ class Turns {
     NIBBLE_ASSIGN_OR_RETURN(const text::RenderedTurns closed_turns, conversation_.RenderTurns(answer, false));
     const std::size_t end = Turns(conversation_, asked_turns).last_;
     if (end == 0 || end != Turns(conversation_, closed_turns).last_ || asked.compare(0, end, closed, 0, end) != 0) {
-      return NotFound(answer, "the generation prompt before it is not found");
+      return conversation_.NotFound(answer, "the generation prompt before it is not found");
     }
     return asked.substr(end);
   }
@@ -215,7 +216,7 @@ absl::StatusOr<ByteRanges> ByGeneration(const Conversation& conversation, const 
       others.push_back(i);
       continue;
     }
-    if (rendered.turns[i].empty()) return NotFound(i, kNoLoop);
+    if (rendered.turns[i].empty()) return conversation.NotFound(i, kNoLoop);
     const Part turn = turns.At(i);
     for (const Part& block : rendered.generation) {
       if (turn.begin <= block.begin && block.end <= turn.end) ranges.emplace_back(block.begin, block.end);
@@ -244,7 +245,7 @@ absl::StatusOr<RenderedChat> FindTurns(const Conversation& conversation, const s
     if (!IsRefusal(range.status())) return range.status();
   }
   NIBBLE_ASSIGN_OR_RETURN(text::RenderedTurns rendered, conversation.RenderTurns(conversation.size(), false));
-  absl::StatusOr<ByteRanges> found = NotFound(wanted.front(), rendered.unknown);
+  absl::StatusOr<ByteRanges> found = conversation.NotFound(wanted.front(), rendered.unknown);
   if (rendered.unknown.empty()) {
     found = has_generation ? ByGeneration(conversation, rendered, wanted, all_answers)
                            : Turns(conversation, rendered).Find(wanted);

@@ -38,17 +38,19 @@ absl::Status ReadMessages(const base::Json& json, Row* row) {
   for (std::size_t i = 0; i < it->size(); ++i) {
     const base::Json& message = (*it)[i];
     const auto bad = [&](std::string_view what) {
-      return absl::InvalidArgumentError(base::StrCat("message ", i, " ", what));
+      const bool has_role = row->roles.size() > i;
+      return absl::InvalidArgumentError(
+          base::StrCat(MessageName(i, has_role ? std::string_view(row->roles.back()) : ""), " ", what));
     };
     if (!message.is_object()) return bad("is not an object");
     const auto role = message.find("role");
     if (role == message.end() || !role->is_string()) return bad("has no \"role\"");
+    row->roles.push_back(role->get<std::string>());
     const auto content = message.find("content");
     if (content == message.end() || !(content->is_string() || message.contains("tool_calls")))
       return bad("has no \"content\" string");
     const auto train = message.find("train");
     if (train != message.end() && !train->is_boolean()) return bad("has a \"train\" that is not true or false");
-    row->roles.push_back(role->get<std::string>());
     row->train.push_back(train == message.end() ? std::nullopt : std::optional(train->get<bool>()));
     if (!row->train.back().value_or(row->roles.back() == "assistant")) continue;
     learns = true;
@@ -73,6 +75,13 @@ absl::StatusOr<base::Json> ParseObject(std::string_view line) {
 }
 
 }  // namespace
+
+std::string MessageName(std::size_t index, std::string_view role) {
+  // A longer text is no role but a mistake, and would only fill the error.
+  constexpr std::size_t kMaxRole = 32;
+  const std::string number = base::StrCat("message ", index + 1);
+  return role.empty() || role.size() > kMaxRole ? number : base::StrCat(number, " (", role, ")");
+}
 
 const char* Name(RowFormat format) {
   switch (format) {

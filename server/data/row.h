@@ -39,6 +39,9 @@ inline constexpr std::size_t kMaxMessages = 1024;
 // every accepted row.
 absl::Status CheckMessages(const Row& row);
 
+// Name of message `index` (from 0) in an error, which counts from 1 as the numbers of lines do: "message 2 (user)".
+std::string MessageName(std::size_t index, std::string_view role);
+
 // A line without a row.
 bool IsBlankLine(std::string_view line);
 // InvalidArgument says what is wrong with the line. DetectRowFormat decides by the keys.

@@ -140,7 +140,7 @@ TEST_F(RenderedChatTest, FirstQuestionMayBeRenderedBeforeTheLoop) {
   EXPECT_THAT(Trained("Ask: {% for m in messages %}{% if m.role == 'assistant' %}{{ messages[loop.index0 - 1].content "
                       "}}{{ m.content }}"
                       "{{ '!' if loop.last }}{% endif %}{% endfor %}"),
-              HasSubstr("message 0 is not found in the rendered conversation"));
+              HasSubstr("message 1 (user) is not found in the rendered conversation"));
 }
 
 // Turns are not located by their words, so a template may change the contents.
@@ -186,23 +186,24 @@ TEST_F(RenderedChatTest, TurnsThatAreNotFoundAreRefused) {
   for (const Case& c : {
            // Changes the last message, and has no loop over messages.
            Case{"{% for i in range(messages | length) %}{{ messages[i].content }}{{ '!' if loop.last }};{% endfor %}",
-                "message 1 is not found"},
+                "message 2 (assistant) is not found"},
            // Both messages are in the question's turn.
            Case{"{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{{ messages[loop.index].content }}{{ "
                 "'!' if loop.last }}{% endif %}"
                 "{% endfor %}{{ messages | length }}",
-                "message 1 is not found"},
+                "message 2 (assistant) is not found"},
            // No answer begins with the generation prompt.
            Case{"{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}{% if add_generation_prompt "
                 "%}<assistant><think>{% endif %}",
-                "message 1 is not found in the rendered conversation: it does not begin with the generation prompt"},
+                "message 2 (assistant) is not found in the rendered conversation: it does not begin with the "
+                "generation prompt"},
            // Messages are printed twice.
            Case{"{% for m in messages %}{{ m.content }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}",
-                "message 0 is rendered twice"},
+                "message 1 is rendered twice"},
            // The questions come after the answers.
            Case{"{% for m in messages if m.role != 'user' %}{{ m.content }}{% endfor %}{{ messages[0].content }}{{ "
                 "messages[2].content }}",
-                "message 0 is not found"},
+                "message 1 (user) is not found"},
        }) {
     reason_.clear();
     EXPECT_THAT(Trained(c.source), HasSubstr(c.message)) << c.source;

@@ -75,6 +75,16 @@ TEST(FileValidatorTest, NamesAnErrorOnceWithAllItsLines) {
             "lines 2, 4-5, 7: no \"text\"; line 6: \"text\" is not a string");
 }
 
+TEST(FileValidatorTest, MessagesCountFromOneAndHaveTheirRole) {
+  const auto error = [](const std::string& second) {
+    const std::string line = R"({"messages": [{"role": "assistant", "content": "a"}, )" + second + "]}\n";
+    return std::string(Validate(line, 1000).status().message());
+  };
+  EXPECT_EQ(error(R"({"role": "user"})"), "line 1: message 2 (user) has no \"content\" string");
+  EXPECT_EQ(error(R"({"content": "a"})"), "line 1: message 2 has no \"role\"");
+  EXPECT_EQ(error("{\"role\": \"" + std::string(100, 'r') + "\"}"), "line 1: message 2 has no \"content\" string");
+}
+
 TEST(FileValidatorTest, NamesManyErrorsAndLinesAndCountsTheOthers) {
   const std::string good = "{\"text\": \"a\"}\n";
   std::string alternating;
@@ -88,7 +98,7 @@ TEST(FileValidatorTest, NamesManyErrorsAndLinesAndCountsTheOthers) {
     different += "1]}\n";
   }
   const std::string errors(Validate(different, 1000).status().message());
-  EXPECT_THAT(errors, HasSubstr("line 21: message 19 is not an object; and 1 more line"));
+  EXPECT_THAT(errors, HasSubstr("line 21: message 20 is not an object; and 1 more line"));
 }
 
 TEST(FileValidatorTest, RejectsFilesWithoutRowsAndOverlongLines) {

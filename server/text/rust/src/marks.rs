@@ -136,7 +136,7 @@ impl Reader<'_> {
         }
         let known = self.turns.messages.get_mut(open.message).ok_or(CHANGED)?;
         if known.end > known.begin {
-            return Err(format!("message {} is rendered twice", open.message));
+            return Err(format!("message {} is rendered twice", open.message + 1));
         }
         *known = part;
         Ok(())
