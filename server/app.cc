@@ -322,7 +322,10 @@ void App::State::OpenModels() {
   const auto locate =
       [this](const std::string& name,
              const serve::ModelManager::Cancelled& cancelled) -> absl::StatusOr<serve::ModelManager::Artifact> {
-    NIBBLE_ASSIGN_OR_RETURN(const auto pin, state->models->PinModel(name, "serving: the model is loaded"));
+    NIBBLE_ASSIGN_OR_RETURN(
+        const auto pin,
+        state->models->PinModel(
+            name, base::StrCat("serving: the model is loaded; unload it with: nibble models unload ", name)));
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, registry::FindModel(*state->models, metrics, name));
     NIBBLE_RETURN_IF_ERROR(registry::CheckModelFiles(*state->models, metrics, name, cancelled));
     return serve::ModelManager::Artifact{stored.directory, pin};
@@ -480,10 +483,10 @@ void App::State::Collect(telemetry::Metrics& out) {
     if (const auto bytes = base::RealFileSystem().FreeBytes(state->paths.database_root()); bytes.ok())
       out.SetDiskFree("database", *bytes);
   }
+  if (authority->wants_tokens()) out.SetTokenFileOk(authority->FileIsOk());
   if (grpc.tls != nullptr) {
     const auth::TlsHealth tls = grpc.tls->Look();
     out.SetTlsFilesOk(tls.files.ok());
-  if (authority->wants_tokens()) out.SetTokenFileOk(authority->FileIsOk());
     out.SetCertificateExpiry("server", absl::ToDoubleSeconds(tls.cert_expiry - absl::UnixEpoch()));
     if (!options.security.tls_client_ca.empty()) {
       out.SetCertificateExpiry("client_ca", absl::ToDoubleSeconds(tls.client_ca_expiry - absl::UnixEpoch()));

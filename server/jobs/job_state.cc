@@ -64,6 +64,20 @@ bool HasTrainer(JobState state) {
   return state == kPreparing || state == kRunning || state == kPausing || state == kCancelling;
 }
 
+namespace {
+
+// In errors. Users pause, resume and cancel; the other triggers are the server's own.
+std::string VerbOf(JobTrigger trigger) {
+  switch (trigger) {
+    case JobTrigger::kPause: return "be paused";
+    case JobTrigger::kResume: return "be resumed";
+    case JobTrigger::kCancel: return "be cancelled";
+    default: return Name(trigger);
+  }
+}
+
+}  // namespace
+
 bool IsEdge(JobState from, JobState to) {
   for (const Edge& edge : kEdges) {
     if (edge.from == from && edge.to == to) return true;
@@ -80,7 +94,7 @@ absl::StatusOr<JobState> Next(JobState state, JobTrigger trigger) {
                              : state == kPreparing         ? "; retry when it is RUNNING"
                                                            : "";
   return base::WithReason(
-      absl::FailedPreconditionError(StrCat("a job that is ", Name(state), " cannot ", Name(trigger), advice)),
+      absl::FailedPreconditionError(StrCat("a job that is ", Name(state), " cannot ", VerbOf(trigger), advice)),
       "ILLEGAL_STATE", {{"state", Name(state)}, {"trigger", Name(trigger)}});
 }
 

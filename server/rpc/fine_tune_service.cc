@@ -114,6 +114,10 @@ absl::StatusOr<v1::PlanJobResponse> FineTuneService::PlanOf(const jobs::JobSpec&
                               ", the server's disk has room for ",
                               base::HumanBytes(static_cast<std::int64_t>(planned.spare_disk_bytes))));
   }
+  if (!spec.output_model.empty()) {  // otherwise the server makes a free name
+    const absl::Status name = jobs_.CheckOutputName(spec.output_model, tenant);
+    if (!name.ok()) warn("NAME_TAKEN", std::string(name.message()));
+  }
   NIBBLE_ASSIGN_OR_RETURN(const std::optional<plan::PlanEta> eta, plan::EtaOf(planned.spec, tokens, jobs_, texts_));
   if (!eta.has_value()) return response;
   *response.mutable_eta() = ToProto(absl::Seconds(eta->seconds));

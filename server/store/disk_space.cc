@@ -84,8 +84,7 @@ void WarnBelowWatermark(base::FileSystem& files, const std::string& path, std::u
     base::LogWarning("cannot determine the free disk space",
                      {{"directory", path}, {"why", std::string(free.status().message())}});
   } else if (*free < min_free_bytes) {
-    base::LogWarning(warning,
-                     {{"directory", path}, {"free_bytes", *free}, {"wanted_bytes", min_free_bytes}});
+    base::LogWarning(warning, {{"directory", path}, {"free_bytes", *free}, {"wanted_bytes", min_free_bytes}});
   }
 }
 

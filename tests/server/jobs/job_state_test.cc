@@ -61,11 +61,16 @@ TEST(JobStateTest, TriggersCoverExactlyTheEdges) {
 
 TEST(JobStateTest, RefusalOfAnEarlyPauseSaysWhenToRetry) {
   EXPECT_THAT(std::string(Next(kPlanning, JobTrigger::kPause).status().message()),
-              ::testing::EndsWith("cannot pause; retry when it is QUEUED"));
+              ::testing::EndsWith("cannot be paused; retry when it is QUEUED"));
   EXPECT_THAT(std::string(Next(kPreparing, JobTrigger::kPause).status().message()),
-              ::testing::EndsWith("cannot pause; retry when it is RUNNING"));
+              ::testing::EndsWith("cannot be paused; retry when it is RUNNING"));
   EXPECT_THAT(std::string(Next(kSucceeded, JobTrigger::kPause).status().message()),
-              ::testing::EndsWith("cannot pause"));
+              ::testing::EndsWith("cannot be paused"));
+}
+
+TEST(JobStateTest, RefusalOfAUserIsASentence) {
+  EXPECT_EQ(Next(kSucceeded, JobTrigger::kCancel).status().message(), "a job that is SUCCEEDED cannot be cancelled");
+  EXPECT_EQ(Next(kRunning, JobTrigger::kResume).status().message(), "a job that is RUNNING cannot be resumed");
 }
 
 TEST(JobStateTest, FinalStatesHaveNoOutgoingEdges) {

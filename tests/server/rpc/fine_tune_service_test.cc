@@ -155,6 +155,29 @@ TEST_F(FineTuneServiceTest, PlanWarnsOfAJobThatDoesNotFitOnTheDisk) {  // T10
   EXPECT_EQ(plan.disk_available_bytes(), 0);
 }
 
+TEST_F(FineTuneServiceTest, PlanWarnsOfANameThatIsTaken) {
+  v1::PlanJobRequest request;
+  *request.mutable_spec() = TinyJob().spec();
+  const auto warning = [&](const std::string& name) {
+    request.mutable_spec()->mutable_publish()->set_output_model(name);
+    v1::PlanJobResponse plan;
+    const auto status = Call(jobs_, &v1::FineTuneService::Stub::PlanJob, request, &plan);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    for (const v1::Warning& one : plan.warnings()) {
+      if (one.reason() == "NAME_TAKEN") return one.message();
+    }
+    return std::string();
+  };
+  EXPECT_EQ(warning("free"), "");
+  EXPECT_EQ(warning(""), "");
+  EXPECT_THAT(warning("tiny"), HasSubstr("there is a model named \"tiny\" already"));
+  v1::CreateJobRequest create = TinyJob();
+  create.mutable_spec()->mutable_publish()->set_output_model("reserved");
+  v1::Job job;
+  ASSERT_TRUE(Create(create, &job).ok());
+  EXPECT_THAT(warning("reserved"), HasSubstr("is taken by"));
+}
+
 // The server leaves 1 MiB of the disk to jobs.
 class FullDiskPlanTest : public FineTuneServiceTest {
  protected:

@@ -32,7 +32,9 @@ TEST_F(ModelServiceTest, ALoadedModelCannotBeDeleted) {
   remove.set_name("m");
   v1::DeleteModelResponse removed;
   grpc::ClientContext context2;
-  EXPECT_EQ(ReasonOf(models_->DeleteModel(&context2, remove, &removed)), "MODEL_IN_USE");
+  const grpc::Status refused = models_->DeleteModel(&context2, remove, &removed);
+  EXPECT_EQ(ReasonOf(refused), "MODEL_IN_USE");
+  EXPECT_THAT(refused.error_message(), HasSubstr("unload it with: nibble models unload m"));
   v1::UnloadModelRequest unload;
   unload.set_name("m");
   v1::UnloadModelResponse unloaded;
