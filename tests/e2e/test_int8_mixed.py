@@ -58,7 +58,7 @@ def test_bf16_masters_train_what_is_served(shared, train):
     assert len(shared.json("generate", "mixed-int8", "--prompt", PAGE[:20], "--max-tokens", 3, "--ignore-eos")["token_ids"]) == 3
 
     assert shared.json("jobs", "publish", f"{job}/{STEPS}", "--name", "mixed-published")["digest"] == digest(shared, "mixed")
-    train("mixed-continued", BF16, resume_from=f"{job}/3")
+    train("mixed-continued", BF16, resume_from=f"{job}/{STEPS - 3}")
     assert digest(shared, "mixed-continued") == digest(shared, "mixed")
 
 
