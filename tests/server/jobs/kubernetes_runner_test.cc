@@ -236,7 +236,7 @@ TEST_F(KubernetesRunnerTest, StopDeletesTheJobAndAKillLeavesThePodOneSecond) {
   EXPECT_EQ(LastDelete().body["gracePeriodSeconds"], 1);
   ASSERT_TRUE(server_.Remove("jobs", kJob1));
   EXPECT_TRUE(EndsWith(request, Cause::kUnknown));
-  EXPECT_THAT(Poll(request).end.detail, HasSubstr("this server deleted"));
+  EXPECT_THAT(Poll(request).end.detail, HasSubstr("this server stopped it"));
 }
 
 TEST_F(KubernetesRunnerTest, StopBeforeTheJobExistsCreatesNone) {

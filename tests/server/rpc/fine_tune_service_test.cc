@@ -206,8 +206,9 @@ TEST_F(FullDiskPlanTest, PlanAndCreateCountCachedBasesAlike) {  // T11
   v1::Job job;
   ASSERT_TRUE(Create(TinyJob(), &job).ok());
   EXPECT_EQ(job.state(), v1::JOB_STATE_FAILED);
-  EXPECT_THAT(job.error().message(), HasSubstr("the job writes up to " + std::to_string(plan.disk_bytes()) +
-                                               " bytes, the server's disk has room for 1048576 bytes"));
+  EXPECT_THAT(job.error().message(),
+              HasSubstr("the job writes up to " + base::HumanBytes(plan.disk_bytes()) +
+                        ", the server's disk has room for 1.0 MiB above the space that it keeps"));
 
   std::filesystem::create_directories(directory_ + "/state/bases/old");
   std::ofstream(directory_ + "/state/bases/old/weights") << std::string(64 << 20, 'w');
