@@ -13,7 +13,7 @@ namespace nibble::jobs {
 class AttemptClaim {
  public:
   // `holder`: unique to the process, for example the UID of its pod. AlreadyExists if another process has claimed the
-  // attempt; the message names it. ResourceExhausted (DISK_FULL) if there is no room.
+  // attempt; the message names it. Other errors: those of files.h, such as ResourceExhausted (DISK_FULL).
   static absl::StatusOr<AttemptClaim> Take(const std::string& attempt_directory, std::string holder);
 
   // False once the file is gone or names another holder: the process must end and write nothing more. True if the file

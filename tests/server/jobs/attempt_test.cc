@@ -283,7 +283,7 @@ TEST(ProgressTest, IgnoresFieldsOfTheWrongType) {
 TEST(AttemptClaimTest, OneHolderHasAnAttemptUntilItsDirectoryIsReplaced) {
   const TempDirectory temp;
   const std::string directory = temp / "1";
-  EXPECT_EQ(AttemptClaim::Take(directory, "pod-1").status().code(), absl::StatusCode::kInternal) << "no directory";
+  EXPECT_EQ(AttemptClaim::Take(directory, "pod-1").status().code(), absl::StatusCode::kNotFound) << "no directory";
   std::filesystem::create_directory(directory);
   const auto claim = AttemptClaim::Take(directory, "pod-1");
   ASSERT_TRUE(claim.ok()) << claim.status();

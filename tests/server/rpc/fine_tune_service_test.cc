@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "google/rpc/error_details.pb.h"
+#include "server/base/human_bytes.h"
 #include "tests/server/model/files.h"
 #include "tests/server/rpc/app_fixture.h"
 #include "tests/server/rpc/fine_tune_service_fixture.h"
