@@ -217,8 +217,12 @@ def test_job_admitted_again_while_no_server_ran_is_preempted(start, cluster, cal
     soon(lambda: cluster.jobs() == [first])
     cluster.set_suspend(first, False)
     wait_for_step(server, job, SAVE + 2)
+    trainer = trainer_of(cluster, job)
+    trainer.send_signal(signal.SIGSTOP)  # it must not finish before its pod is deleted
     server.kill()
     cluster.set_suspend(first, True)
+    soon(lambda: ["deletionTimestamp" in pod["metadata"] for pod in cluster.pods()] == [True])
+    trainer.send_signal(signal.SIGCONT)
     soon(lambda: cluster.pods() == [])
     cluster.set_suspend(first, False)
     soon(lambda: [pod["status"]["phase"] for pod in cluster.pods()] == ["Failed"], "the new pod found the attempt claimed")
