@@ -52,8 +52,8 @@ void OperationIndex::Ended(const Entry& entry) {
   if (entry->held != nullptr) files_.emplace(entry->held_until, entry->name());
 }
 
-void OperationIndex::Remove(const Entry& listed) {
-  const Entry entry = listed;  // `listed` may be an element of a table that this changes
+// NOLINTNEXTLINE(performance-unnecessary-value-param): a reference could be an element of a table that this changes.
+void OperationIndex::Remove(Entry entry) {
   const auto owner = owners_.find(entry->stored.owner);
   if (entry->done()) {
     EndsOf(owner->second, *entry).erase({entry->stored.ended, entry->name()});

@@ -65,7 +65,7 @@ class OperationIndex {
   void Add(const Entry& entry);
   // Call this when the state has become kDone. Afterwards only TakeFiles may change what the operation holds.
   void Ended(const Entry& entry);
-  void Remove(const Entry& listed);
+  void Remove(Entry entry);
   // Takes the files from an ended operation and forgets its request id.
   std::shared_ptr<const void> TakeFiles(OperationEntry& entry);
 
