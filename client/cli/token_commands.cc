@@ -14,6 +14,7 @@
 #include "client/cli/app.h"
 #include "server/base/error.h"
 #include "server/base/ids.h"
+#include "server/base/san.h"
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -58,18 +59,17 @@ absl::Status WriteSecret(const std::string& path, const std::string& token) {
 // Returns the name with its kind in lower case. nibbled rejects a whole token file because of one malformed line, so
 // this refuses what server/auth/principals.cc refuses.
 absl::StatusOr<std::string> ParseSan(const std::string& text) {
-  constexpr std::size_t kMaxBytes = 512;
   NIBBLE_RETURN_IF_ERROR(CheckText("--san", text));
   const std::size_t colon = text.find(':');
-  const std::string kind = absl::AsciiStrToLower(text.substr(0, colon));
-  const bool known = kind == "uri" || kind == "dns" || kind == "email" || kind == "ip";
-  if (colon == std::string::npos || !known || colon + 1 == text.size() || text.size() > kMaxBytes) {
+  std::string san = text;
+  if (colon != std::string::npos) san.replace(0, colon, absl::AsciiStrToLower(text.substr(0, colon)));
+  if (!base::IsSan(san) || colon + 1 == san.size()) {
     return base::FieldError(
-        "--san", base::StrCat("got \"", text.substr(0, kMaxBytes),
+        "--san", base::StrCat("got \"", text.substr(0, base::kMaxSanBytes),
                               "\", wanted a name with its kind, such as uri:spiffe://example.org/ci, "
                               "dns:ci.example.org, email:ci@example.org or ip:192.0.2.7, of at most 512 bytes"));
   }
-  return base::StrCat(kind, text.substr(colon));
+  return san;
 }
 
 absl::Status New(Session& session, const NewToken& given) {

@@ -7,6 +7,7 @@
 #include "server/base/constant_time.h"
 #include "server/base/ids.h"
 #include "server/base/json.h"
+#include "server/base/san.h"
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -18,9 +19,7 @@ namespace {
 using base::StrCat;
 
 constexpr std::size_t kMaxEntries = 10'000;
-constexpr std::size_t kMaxSanBytes = 512;
 constexpr const char* kKeys[] = {"name", "role", "token_sha256", "san", "expires", "tenant"};
-constexpr const char* kSanKinds[] = {"uri:", "dns:", "email:", "ip:"};
 
 absl::Status Wrong(const std::string& where, const std::string& what) {
   return absl::InvalidArgumentError(StrCat(where, ": ", what));
@@ -52,9 +51,7 @@ absl::StatusOr<PrincipalEntry> ParseEntry(std::string_view line, const std::stri
                                       entry.token_sha256.find_first_not_of("0123456789abcdef") != std::string::npos)) {
     return Wrong(where, "token_sha256: wanted 64 lower-case hex digits");
   }
-  if (!entry.san.empty() && (entry.san.size() > kMaxSanBytes ||
-                             std::none_of(std::begin(kSanKinds), std::end(kSanKinds),
-                                          [&](const char* kind) { return entry.san.rfind(kind, 0) == 0; }))) {
+  if (!entry.san.empty() && !base::IsSan(entry.san)) {
     return Wrong(where, "san: wanted uri:, dns:, email: or ip: and a name");
   }
   NIBBLE_ASSIGN_OR_RETURN(const std::string expires, base::GetString(*json, "expires", where, ""));
