@@ -20,10 +20,9 @@ FLAGS = {"retry_backoff_scale": 0.01, "lost_node_timeout_s": 1, "kubernetes_serv
          "no_progress_timeout_s": 20, "max_running_jobs": 4}
 
 
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory, model_directory, text_file):
+def undisturbed_digest(folder, model_directory, text_file, *flags):
     """The digest of the local runner's model."""
-    server = Server(tmp_path_factory.mktemp("local") / "state").start()
+    server = Server(folder / "state", *flags).start()
     try:
         server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
         server.run("datasets", "upload", text_file, "--name", "page")
@@ -31,6 +30,11 @@ def calm(tmp_path_factory, model_directory, text_file):
         return server.json("models", "get", "calm")["digest"]
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory, model_directory, text_file):
+    return undisturbed_digest(tmp_path_factory.mktemp("local"), model_directory, text_file)
 
 
 @pytest.fixture
@@ -82,6 +86,12 @@ def pod_of(cluster, job, attempt=1):
 def trainer_of(cluster, job):
     (pod,) = [pod for pod in cluster.pods() if pod["metadata"]["labels"]["nibble.dev/job"] == job]
     return cluster.processes[pod["metadata"]["uid"]]
+
+
+def watch_into(file, server, job):
+    """Starts a watch of the job that writes its events to the file."""
+    with open(file, "w") as out:
+        return subprocess.Popen([BIN / "nibble", "--server", server.grpc, "--json", "jobs", "watch", job], stdout=out, env={})
 
 
 def reasons(server, job):
@@ -194,8 +204,7 @@ def test_preempted_job_is_queued_again_as_a_new_suspended_job(start, cluster, ca
     server = start(kubernetes_queue="team")
     job = create(server, "out")
     watched = tmp_path / "events"
-    with open(watched, "w") as out:
-        watch = subprocess.Popen([BIN / "nibble", "--server", server.grpc, "--json", "jobs", "watch", job], stdout=out, env={})
+    watch = watch_into(watched, server, job)
     soon(lambda: '"WAITING_FOR_RESOURCES"' in watched.read_text())
     assert "waits in the queue team" in watched.read_text()
     assert server.json("server", "info")["kubernetes_queue"] == "team"

@@ -333,18 +333,24 @@ def check_one_writer(server):
     assert not doubled(found), f"two writers: {found}"
 
 
-def check_database(server):
-    """Checks what a dead server left; returns job -> (state, attempt). Reads a copy, so that the next server finds the
-    database untouched."""
+@contextlib.contextmanager
+def left_database(server):
+    """A checked copy of what a dead server left, so that the next server finds its database untouched."""
     with tempfile.TemporaryDirectory() as folder:
         for file in ("nibble.db", "nibble.db-wal"):
             if (server.state / file).exists():
                 shutil.copy(server.state / file, folder)
         with contextlib.closing(sqlite3.connect(pathlib.Path(folder) / "nibble.db")) as database:
             assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-            twice = "SELECT job_id FROM attempts WHERE state = 'SUCCEEDED' GROUP BY job_id HAVING COUNT(*) > 1"
-            assert database.execute(twice).fetchall() == []
-            jobs = {name: (state, attempt) for name, state, attempt in database.execute("SELECT id, state, attempt FROM jobs")}
+            yield database
+
+
+def check_database(server):
+    """Checks what a dead server left; returns job -> (state, attempt)."""
+    with left_database(server) as database:
+        twice = "SELECT job_id FROM attempts WHERE state = 'SUCCEEDED' GROUP BY job_id HAVING COUNT(*) > 1"
+        assert database.execute(twice).fetchall() == []
+        jobs = {name: (state, attempt) for name, state, attempt in database.execute("SELECT id, state, attempt FROM jobs")}
     for directory in attempts(server).values():
         name, attempt = attempt_of(directory)
         assert jobs[name][0] in ("PREPARING", "RUNNING", "PAUSING", "CANCELLING") and jobs[name][1] == attempt, (directory, jobs[name])

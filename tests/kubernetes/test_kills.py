@@ -2,11 +2,8 @@
 attempt has one Job, and each job one end. Of three trainers, two are played by the test and one is real."""
 import contextlib
 import datetime
-import pathlib
 import random
-import shutil
 import sqlite3
-import tempfile
 import time
 
 import grpc
@@ -16,7 +13,7 @@ from api_proxy import ApiProxy, Trap
 from played_trainer import Players
 from soon import soon
 from test_kubernetes_runner import start  # noqa: F401 (fixture)
-from test_server_kills import check_story, read_events, request
+from test_server_kills import check_story, left_database, read_events, request
 from wire import Api
 
 SUCCEEDED, FAILED, CANCELLED = 7, 8, 9  # numbers of JobState
@@ -25,18 +22,6 @@ POINTS = (("POST", "asked"), ("POST", "late"), ("POST", "answered"), ("SHOWN", "
           ("DELETE", "late"), ("DELETE", "answered"), ("order", ""), ("any", ""))
 RECORD_S = 0.2  # the server records the Job that a watch has shown within this time
 ADOPTION_S = 10
-
-
-@contextlib.contextmanager
-def left_database(server):
-    """A copy of what a dead server left, so that the next server finds its database untouched."""
-    with tempfile.TemporaryDirectory() as folder:
-        for file in ("nibble.db", "nibble.db-wal"):
-            if (server.state / file).exists():
-                shutil.copy(server.state / file, folder)
-        with contextlib.closing(sqlite3.connect(pathlib.Path(folder) / "nibble.db")) as database:
-            assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-            yield database
 
 
 def open_attempts(database):

@@ -15,7 +15,7 @@ from conftest import BIN, ROOT, TOOLS, Server
 from node import ADDRESS, API_PORT, NAME, PAUSE, Node, node_plane
 from soon import soon
 from test_kill import check, create
-from test_kubernetes_runner import begin
+from test_kubernetes_runner import begin, undisturbed_digest
 
 pytestmark = pytest.mark.node
 
@@ -115,7 +115,7 @@ def install(plane, helm, tmp_path_factory):
 
 
 def states(api):
-    """What the cluster says of the namespace's pods."""
+    """The status and events of the namespace's pods, for the message of a failure."""
     pods = {pod["metadata"]["name"]: pod["status"] for pod in api.call("GET", PODS)["items"]}
     events = [[event["metadata"]["creationTimestamp"], event["involvedObject"]["name"], event["message"]]
               for event in api.call("GET", f"/api/v1/namespaces/{NAMESPACE}/events")["items"]]
@@ -157,15 +157,7 @@ def release(plane, install, model_directory, text_file, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def calm(cgroup, tmp_path_factory, model_directory, text_file):
-    """The digest of the local runner's model."""
-    server = Server(tmp_path_factory.mktemp("local") / "state", "--threads", 1).start()
-    try:
-        server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
-        server.run("datasets", "upload", text_file, "--name", "page")
-        server.run("jobs", "watch", create(server, "calm"))
-        return server.json("models", "get", "calm")["digest"]
-    finally:
-        server.stop()
+    return undisturbed_digest(tmp_path_factory.mktemp("local"), model_directory, text_file, "--threads", 1)
 
 
 def server_pod(api):

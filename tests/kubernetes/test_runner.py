@@ -2,11 +2,9 @@
 cluster that they use there behaves like the real one."""
 import json
 import signal
-import subprocess
 
 import pytest
 
-from conftest import BIN
 from control_plane import RULES
 from kubelet import ABSENT, UNMOUNTABLE
 from kubernetes_api import MERGE
@@ -18,7 +16,7 @@ from test_kubernetes_runner import (  # noqa: F401 (fixtures, and tests that pyt
     test_job_admitted_again_while_no_server_ran_is_preempted, test_job_has_the_bits_of_the_local_runner_and_is_removed,
     test_killed_server_leaves_the_trainer_and_the_next_one_adopts_it, test_lost_node_is_fenced_and_its_trainer_ends,
     test_paused_job_resumes_with_the_same_bits, test_pod_that_outlives_its_job_saves_its_state_and_resumes,
-    test_preempted_job_is_queued_again_as_a_new_suspended_job, test_stopped_server_leaves_the_trainer)
+    test_preempted_job_is_queued_again_as_a_new_suspended_job, test_stopped_server_leaves_the_trainer, watch_into)
 
 
 def templates(container=None, pod=None, **job_spec):
@@ -112,8 +110,7 @@ def test_trainer_whose_volume_cannot_be_mounted_says_so(start, cluster, tmp_path
     server = start(templates({"image": UNMOUNTABLE}))
     job = create(server, "out")
     watched = tmp_path / "events"
-    with open(watched, "w") as out:
-        watch = subprocess.Popen([BIN / "nibble", "--server", server.grpc, "--json", "jobs", "watch", job], stdout=out, env={})
+    watch = watch_into(watched, server, job)
     soon(lambda: "FailedMount: no such volume" in watched.read_text())
     assert '"WAITING_FOR_RESOURCES"' in watched.read_text()
     assert server.json("jobs", "get", job)["state"] == "PREPARING"
@@ -165,8 +162,7 @@ def test_trainer_over_the_quota_of_its_namespace_waits(start, cluster, tmp_path)
     cluster.set_quota(0)
     job = create(server, "out")
     watched = tmp_path / "events"
-    with open(watched, "w") as out:
-        watch = subprocess.Popen([BIN / "nibble", "--server", server.grpc, "--json", "jobs", "watch", job], stdout=out, env={})
+    watch = watch_into(watched, server, job)
     soon(lambda: "exceeded quota" in watched.read_text())
     cluster.set_quota(1)
     assert watch.wait(timeout=120) == 0, watched.read_text()
