@@ -77,7 +77,7 @@ absl::StatusOr<base::Json> ParseObject(std::string_view line) {
 }  // namespace
 
 std::string MessageName(std::size_t index, std::string_view role) {
-  // A longer text is no role but a mistake, and would only fill the error.
+  // A longer text is a mistake, not a role, and is left out of the error.
   constexpr std::size_t kMaxRole = 32;
   const std::string number = base::StrCat("message ", index + 1);
   return role.empty() || role.size() > kMaxRole ? number : base::StrCat(number, " (", role, ")");

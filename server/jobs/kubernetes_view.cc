@@ -35,7 +35,7 @@ std::string ReasonAndMessage(const Json& object) {
   return reason.empty() || message.empty() ? reason + message : StrCat(reason, ": ", message);
 }
 
-// The elements of the array at the path; of none if there is none.
+// The array at the path; empty if there is none.
 const Json& Elements(const Json& object, std::initializer_list<const char*> path) {
   static const Json none = Json::array();
   const Json& found = At(object, path);
@@ -303,8 +303,8 @@ ClusterView ViewOf(const ClusterObjects& objects) {
     view.phase = Phase::kSuspended;
     view.message = SuspensionOf(job);
   } else {
-    view.events_of =
-        TextAt(job, {"metadata", "uid"});  // the Job controller says only there that it cannot create a pod
+    // The Job controller says only by events that it cannot create a pod.
+    view.events_of = TextAt(job, {"metadata", "uid"});
     if (!objects.refusals.empty()) view.message = objects.refusals.back();
     view.phase = view.message.empty() || IsQuota(view.message) ? Phase::kPending : Phase::kBroken;
   }

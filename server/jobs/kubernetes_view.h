@@ -23,7 +23,7 @@ struct ClusterView {
   };
   Phase phase = Phase::kAbsent;
   std::string message;      // kSuspended, kPending, kBroken, kTerminating: why, for people; may be ""
-  bool has_begun = false;   // a pod has run, or runs
+  bool has_begun = false;   // a pod runs or has ended, whether or not its container began
   bool node_lost = false;   // kTerminating: because its node does not answer
   bool is_second = false;   // only pods live that came after the trainer's: they find the attempt claimed, and end
   std::string running_uid;  // kRunning: of the pod
@@ -34,9 +34,9 @@ struct ClusterView {
 // Why an attempt ends whose Job was started again after the trainer's pod had ended, for people.
 std::string RestartedJob(bool by_kueue);
 
-// From an EventList of a Job: why the Job controller could not create a pod, the newest last.
+// The messages in an EventList of a Job about pods that the Job controller could not create, the newest last.
 std::vector<std::string> RefusalsIn(const base::Json& events);
-// From an EventList of a pod: its newest warning, except those of the scheduler; "" if there is none.
+// The newest warning in an EventList of a pod, except those of the scheduler; "" without one.
 std::string WarningIn(const base::Json& events);
 
 // Whether a refusal says that a ResourceQuota is used up: the trainer waits.

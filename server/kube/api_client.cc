@@ -133,7 +133,7 @@ struct ApiClient::State {
     Done done;
     Deadline deadline;
   };
-  std::deque<Waiting> waiting;   // requests for which there is no place yet
+  std::deque<Waiting> waiting;   // requests above kMaxRequests, in order
   std::size_t num_requests = 0;  // in progress
   std::set<std::shared_ptr<asio::steady_timer>> timers;
   bool stopped = false;

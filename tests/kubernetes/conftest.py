@@ -80,7 +80,7 @@ def cluster(plane, tmp_path):
 
 @pytest.fixture(scope="session")
 def recording(tmp_path_factory, model_directory, text_file):
-    """What a real trainer of the local runner leaves for the spec of test_server_kills.request."""
+    """The files of a real trainer, which the local runner started for the spec of test_server_kills.request."""
     folder = tmp_path_factory.mktemp("recording")
     server = Server(folder / "state").start()
     try:

@@ -21,7 +21,7 @@ COMMANDS = {"cancel": (["cancel"], CANCEL_S, "CANCELLED"), "pause": (["pause"], 
 
 
 class TimedProcess(PodProcess):
-    """Knows when it was told to stop, with which grace, and when it had ended."""
+    """Records each stop with its time and grace, and the time of its end."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)

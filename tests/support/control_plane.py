@@ -1,5 +1,5 @@
 """A real control plane of Kubernetes for tests: etcd, API server and controller manager on free ports of 127.0.0.1, as
-processes of this machine. There is no scheduler; nodes are kubelet.py. For a real node, see node.py."""
+processes of this machine. It has no scheduler, and kubelet.py plays its nodes. For a real node, see node.py."""
 import json
 import pathlib
 import socket

@@ -51,7 +51,7 @@ class NameServer:
         return query[:2] + struct.pack("!HHHHH", ANSWER | code, 1, len(records), 0, 0) + question + b"".join(records)
 
     def addresses(self, name):
-        """Raises KeyError if there is no such Service."""
+        """The addresses of a Service. Raises KeyError for an unknown one."""
         parts = name.lower().removesuffix(f".{self.domain}").split(".")
         if len(parts) != 3 or parts[2] != "svc":
             raise KeyError(name)

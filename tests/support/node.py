@@ -13,8 +13,8 @@ from name_server import NameServer
 from soon import soon
 
 BRIDGE, ADDRESS, SUBNET = "node0", "192.168.77.1", "192.168.77.0/24"
-# Of the Service `kubernetes`, by which pods call the API server. There is no kube-proxy, so it is an address of the node,
-# and the API server has the Service's port.
+# Address and port of the Service `kubernetes`, by which pods call the API server. The node has no kube-proxy: it has this
+# address itself, and the API server listens on the Service's port.
 API_ADDRESS, API_PORT = "10.96.0.1", 443
 NAME, TOKEN = "node-1", "token-of-node"
 PAUSE = "docker.io/library/nibble-pause:test"

@@ -13,7 +13,7 @@ CLAIMED = 73  # kExitClaimed in server/jobs/attempt.h
 
 
 class Recording:
-    """What a trainer left: its attempt's directory, and the model that it made, with this digest."""
+    """The result of a trainer: its attempt's directory, and its model with the model's digest."""
 
     def __init__(self, folder, attempt, model, digest):
         self.digest = digest
