@@ -1,4 +1,5 @@
-// A RowList in a JSON file of the server.
+// A RowList in a JSON file of the server. A header of its own, so that users of RowList need no JSON; row_list.cc
+// implements it.
 #pragma once
 #include <string>
 

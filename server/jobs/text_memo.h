@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "server/base/mutex.h"
@@ -11,7 +12,8 @@
 
 namespace nibble::jobs {
 
-// Results by text, at most kMaxTexts of up to kMaxTextBytes each; a longer text is parsed each time. Thread-safe.
+// Holds the results of at most kMaxTexts texts, and forgets all of them when one more is to be added. A text of more
+// than kMaxTextBytes is parsed each time. Thread-safe.
 template <typename Parsed>
 class TextMemo {
  public:

@@ -37,7 +37,7 @@ struct JobInputs {
   model::Nf4Options base_nf4 = {};   // of a base in nf4
   bool base_int8_head = false;       // ArtifactInfo::int8_head
   bool base_is_masters = false;      // master weights of a BitNet model, from which ternary codes are made
-  std::int64_t companion_bytes = 0;  // of the tokenizer and the other small files of every form of the model
+  std::int64_t companion_bytes = 0;  // of the tokenizer and other small files; each form that the job writes has a copy
   DataFile train;
   DataFile eval;
   // Gets the tokens of a dataset (data::TokenCache). If empty, the data is tokenized in memory.
@@ -48,7 +48,7 @@ struct JobInputs {
   base::CancelToken cancel;          // cancels reading the data
 };
 
-// The job's options for data of that format.
+// How the job tokenizes data of this format.
 data::TokenizeOptions OptionsOf(const jobs::JobSpec& spec, data::RowFormat format);
 
 // Token sources of the training set and, if there is one, the evaluation set. InvalidArgument for an unknown format.
@@ -57,7 +57,7 @@ absl::StatusOr<std::vector<data::TokenSource>> TokenSourcesOf(const jobs::JobSpe
 // The data of a job.
 struct CheckedData {
   data::Dataset train;
-  data::Dataset eval;  // empty without an evaluation set
+  data::Dataset eval;  // the evaluation set or, with eval_fraction, the rows held out of `train`; else empty
 };
 
 // The part of CheckJob that reads no rows; `inputs` needs neither data nor a tokenizer. Errors: as CheckJob, except
@@ -65,10 +65,10 @@ struct CheckedData {
 absl::Status CheckWithoutRows(const jobs::JobSpec& spec, const JobInputs& inputs);
 
 // `spec` must be resolved. Tokenizes all data, or gets it from JobInputs::load. Errors: InvalidArgument
-// (FIELD_VIOLATION: sequence longer than the model, unknown device, base format, master weights for a method other than
-// bitnet_qat, a field of the method that does not fit the base, more input features than the served form allows;
-// NO_TRAINABLE_TOKENS; TEMPLATE_ERROR, also without a template), Unimplemented (a base that the method does not take
-// yet), those of JobInputs::load.
+// (FIELD_VIOLATION: max_seq_len above the model's limit, unavailable device, base format, master weights for a method
+// other than bitnet_qat, a field of the method that does not fit the base, more input features than the served form
+// allows; NO_TRAINABLE_TOKENS; TEMPLATE_ERROR, also for chat rows if the model has no template), Unimplemented (a base
+// that the method does not take yet), Cancelled, those of JobInputs::load.
 absl::StatusOr<CheckedData> CheckJob(const jobs::JobSpec& spec, const JobInputs& inputs);
 
 // The architecture that a job trains: the base's, or what the method's preset makes of it.

@@ -28,8 +28,9 @@ struct JobPlan {
   std::int64_t memory_bytes() const;
 };
 
-// `spec` must be resolved. Checks like CheckJob, with its errors. Reads and tokenizes all data, or gets it from
-// JobInputs::load. Needs the lengths of examples, not their tokens.
+// `spec` must be resolved. Checks like CheckJob, and the number of steps like jobs::CheckSteps. Errors: those of both.
+// Reads and tokenizes all data, or gets it from JobInputs::load, which may return examples with lengths but no tokens
+// (TokenCache::GetLengths).
 absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inputs);
 
 }  // namespace nibble::plan

@@ -2,11 +2,15 @@
 #include <grpcpp/alarm.h>
 
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "server/auth/request_owner.h"
 #include "server/base/error.h"
 #include "server/base/mutex.h"
@@ -46,7 +50,8 @@ class UploadReactor : public grpc::ServerReadReactor<Request>,
   }
 
  private:
-  // Holder of the turn. Only the holder may end the stream. kStop: Stop(), called by the timer or the sink.
+  // Who may end the stream. kClient: a read waits for the client, and Stop() may take the turn. kWorker: Begin() or a
+  // worker runs, and ends the stream itself if stopped_ is set afterwards. kStop: Stop() has taken the turn.
   enum class Turn { kClient, kWorker, kStop };
 
   UploadReactor(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method,
@@ -134,7 +139,7 @@ class UploadReactor : public grpc::ServerReadReactor<Request>,
     return absl::DeadlineExceededError(
         base::StrCat("the stream is older than ", absl::FormatDuration(call_.environment().max_stream_age)));
   }
-  // Removes the written files before the answer, so that the client can retry at once.
+  // Destroys the sink before the answer. So the files that the sink removes are gone, and the client can retry at once.
   void End(const absl::Status& status) {
     sink_.reset();
     this->Finish(call_.End(status));

@@ -1,6 +1,7 @@
 // A decoder that is trained in the arithmetic in which it is served: its linears have integer weights and read rows of
 // codes (or float rows, if the served ones do), and all other operations run in the fixed order of serving, so that the
-// training forward pass gives the bits of the served model. A method brings its linears. Included by models' .cc only.
+// training forward pass gives the bits of the served model. Each method supplies its linears. Only the .cc files of
+// models include this.
 #pragma once
 #include <torch/types.h>
 
@@ -29,7 +30,7 @@ class CodedLinears {
  public:
   virtual ~CodedLinears() = default;
 
-  // Where a linear starts. weight: undefined, or [N, K]; bias: undefined, or [N]. Both are f32, or bf16 if the
+  // Initial state of a linear. weight: undefined, or [N, K]; bias: undefined, or [N]. Both are f32, or bf16 if the
   // parameters are.
   struct Source {
     torch::Tensor weight;
@@ -43,21 +44,22 @@ class CodedLinears {
   static constexpr std::int64_t kAfterTraining = std::numeric_limits<std::int64_t>::max();
   // As TrainingModel::BeginStep, or kAfterTraining.
   virtual void BeginStep(std::int64_t /*step*/) {}
-  // Whether norms give Apply of this linear rows of codes. If not, it reads float rows of float_rows(). Linears that
-  // read codes get float rows too if another linear behind the same norm reads these.
+  // Whether this linear reads rows of codes from the norm before it; if not, float rows of type float_rows(). A norm
+  // gives float rows to all its linears if one of them reads float rows, so Apply must accept these too.
   virtual bool reads_codes(model::LinearKind /*kind*/) const { return true; }
-  // Type of float rows, f32 or bf16; bf16 if the served linears read float rows.
+  // Type of float rows: bf16 if the served linears read float rows too, else f32.
   virtual torch::ScalarType float_rows() const { return torch::kFloat32; }
-  // Whether Apply keeps recomputed rows of its input where there are any (ADR 0018).
+  // Whether the backward pass computes the inputs of Apply again where it can, so that the graph need not keep them
+  // (ADR 0018).
   virtual bool recomputes_inputs() const { return false; }
-  // The int8 head, of a frozen model whose base has one; if the embedding is tied, it is the embedding too.
+  // The base's int8 head, if it has one and the model is frozen. It is also the embedding if this is tied.
   virtual std::optional<kernels::PackedInt8Weight> int8_head() const { return std::nullopt; }
   // Adds the linears of the next layer.
   virtual void AddLayer(const std::array<Source, model::kNumLinearKinds>& sources) = 0;
   // Appends the parameters that the linears made, with values and gradients.
   virtual void AddParameters(std::vector<Parameter>& /*parameters*/) {}
   virtual void ReleaseGradients() {}
-  // Makes the form of a layer's parameters that forward passes read. Throws the kernel's error.
+  // Makes what forward passes read (such as codes) from the current parameters of a layer. Throws the kernel's error.
   virtual void Refresh(std::int64_t layer) = 0;
   // How rows become codes.
   virtual const CodedRowOptions& rows() const = 0;
@@ -81,7 +83,7 @@ struct CodedModelOptions {
   bool activation_checkpointing = false;
   std::int64_t max_positions = 0;
   kernels::DType kv_dtype = kernels::DType::kBF16;
-  // Type of the embedding in the served model; a tied one has the head's, bf16.
+  // Type of the embedding in the served model. A tied embedding has the type of the head instead: bf16.
   kernels::DType embedding_dtype = kernels::DType::kBF16;
   base::Cancelled cancelled = {};  // TrainingContext::cancelled; also called for every tensor when the model is made
 };

@@ -1,4 +1,4 @@
-"""Initial adapters beside PEFT: the values of its PiSSA and LoftQ, and twenty steps from them."""
+"""Compares initial adapters (PiSSA, LoftQ) with those of PEFT: their values, and twenty training steps from them."""
 import json
 
 import numpy as np
@@ -129,8 +129,8 @@ def source_weights(server):
 
 
 @pytest.mark.parametrize("alpha, rslora", [(RANK, False), (ALPHA, False), (ALPHA, True)])
-def test_pissa_is_that_of_peft(server, tmp_path, alpha, rslora):
-    """Base, adapter, and twenty steps of PEFT that begins with its own values."""
+def test_pissa_matches_peft(server, tmp_path, alpha, rslora):
+    """Base, adapter and twenty steps match those of PEFT, which makes its own initial values here."""
     name = f"peft-{alpha}-{rslora}"
     server.run("models", "convert", "source", "--to", "f32", "--name", name, "--adapter-init", "pissa", "--adapter-name", f"{name}-start",
                "--rank", RANK, "--alpha", alpha, *(["--rslora"] if rslora else []))
@@ -146,11 +146,13 @@ def test_pissa_is_that_of_peft(server, tmp_path, alpha, rslora):
         module = "base_model.model." + key.removesuffix(".weight")
         a, b = (theirs[f"{module}.lora_{letter}.default.weight"].numpy() for letter in "AB")
         ours_a, ours_b = (adapter[f"{module}.lora_{letter}.weight"] for letter in "AB")
-        # Both are in f32: the closer the singular values 4 and 5 are, the more their rounding mixes the vectors.
+        # Both sides round to f32: the closer the last singular value that is kept and the first that is not are, the
+        # more the rounding mixes their vectors.
         values = np.linalg.svd(value.astype(np.float64), compute_uv=False)
         bound = 1e-6 * values[0] * (1 + values[RANK - 1] / (values[RANK - 1] - values[RANK]))
         assert np.linalg.norm(scaling * (ours_b @ ours_a - b @ a)) <= bound, key
-        # Both share the root of each singular value; the signs of a pair are free.
+        # A and B each take the square root of the singular values, so their rows and columns have equal lengths on both
+        # sides. The common sign of a row of A and its column of B is free.
         assert np.allclose(np.linalg.norm(ours_a, axis=1), np.linalg.norm(a, axis=1), rtol=1e-4), key
         assert np.allclose(abs(ours_a), abs(a), atol=1e-3 * abs(a).max()), key
         assert np.linalg.norm(base[key] - theirs[f"{module}.base_layer.weight"].numpy()) <= bound, key
@@ -165,15 +167,17 @@ def test_pissa_is_that_of_peft(server, tmp_path, alpha, rslora):
 
 
 @pytest.mark.parametrize("iterations", [1, 4])
-def test_loftq_is_that_of_peft(server, iterations):
-    """peft.utils.loftq_utils.loftq_init, which needs a CUDA device, with the same functions on the CPU."""
+def test_loftq_matches_peft(server, iterations):
+    """peft.utils.loftq_utils.loftq_init needs a CUDA device, so this repeats its steps with the same functions on the
+    CPU."""
     name = f"loftq-{iterations}"
-    server.run("models", "convert", "source", "--to", "nf4", "--no-double-quant", "--name", name, "--adapter-init", "loftq", "--adapter-name",
-               f"{name}-start", "--rank", RANK, "--alpha", RANK, "--iterations", iterations)
+    server.run("models", "convert", "source", "--to", "nf4", "--no-double-quant", "--name", name, "--adapter-init", "loftq",
+               "--adapter-name", f"{name}-start", "--rank", RANK, "--alpha", RANK, "--iterations", iterations)
     base = dequantized(server.state / f"models/{name}")
     adapter = load_file(server.state / f"models/{name}-start/adapter_model.safetensors")
     for key, value in source_weights(server).items():
-        if not key.endswith("_proj.weight") or value.shape[1] % 64 != 0:  # bitsandbytes' blocks cross the ends of rows
+        # Blocks of bitsandbytes cross the ends of rows, ours do not: they agree only for rows of whole blocks.
+        if not key.endswith("_proj.weight") or value.shape[1] % 64 != 0:
             continue
         weight = torch.from_numpy(value.copy())
         residual = weight.clone()
@@ -184,7 +188,8 @@ def test_loftq_is_that_of_peft(server, iterations):
             residual = weight - parts["L"] @ parts["R"]
         module = "base_model.model." + key.removesuffix(".weight")
         ours = adapter[module + ".lora_B.weight"] @ adapter[module + ".lora_A.weight"]
-        # A weight near a threshold may get another code after the first iteration.
+        # From the second iteration on, both quantize slightly different residuals, so a weight near a threshold may get
+        # another code.
         assert (np.isclose(base[key], values.numpy(), atol=1e-6)).mean() > (0.9999 if iterations == 1 else 0.98), key
         error = np.linalg.norm(base[key] + ours - value)
         want = torch.linalg.norm(values + parts["L"] @ parts["R"] - weight).item()

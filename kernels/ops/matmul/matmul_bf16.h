@@ -11,7 +11,7 @@ namespace nibble::kernels {
 //   w     [N, K]   bf16, row-major
 //   y     [M, N]   f32 | bf16; overwritten; must not alias x or w
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), ResourceExhausted (scratch: a copy of x
-// if K is not a multiple of 64, a panel of w per thread), Internal (launch).
+// if K is not a multiple of 64; per thread, a panel of w and its sums), Internal (launch).
 // Source: Intel SDM vol. 2, VDPBF16PS. Test: the exact product, within the bound of any order of summation.
 absl::Status MatmulBf16(const MatmulBf16Args& args, const Stream& stream);
 

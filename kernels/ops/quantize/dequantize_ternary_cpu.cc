@@ -5,16 +5,15 @@
 namespace nibble::kernels {
 
 LaunchResult DequantizeTernaryCpu(const DequantizeTernaryArgs& args, const Stream& stream) {
-  stream.ParallelFor(args.w.rows, 16, [&](std::int64_t begin, std::int64_t end) {
+  stream.ParallelFor(args.w.rows, kTernaryTileRows, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t n = begin; n < end; ++n) {
+      const float scale = args.w.scale == nullptr ? 1.0f : args.w.scale[n];
       for (std::int64_t k = 0; k < args.w.cols; ++k) {
         const int code = TernaryCode(args.w, n, k);
-        const float value =
-            args.w.scale == nullptr ? static_cast<float>(code) : static_cast<float>(code) * args.w.scale[n];
-        if (args.out.dtype == DType::kI8) {
+        if (args.out.dtype == DType::kI8) {  // only without a scale
           args.out.Row<std::int8_t>(n)[k] = static_cast<std::int8_t>(code);
         } else {
-          SetElement(args.out, n, k, value);
+          SetElement(args.out, n, k, static_cast<float>(code) * scale);
         }
       }
     }

@@ -8,7 +8,8 @@ namespace nibble::kernels {
 namespace {
 
 struct Avx2 {
-  // Entries `at` of a table of 16 floats.
+  // Entry `at` of a table of 16 floats, for each lane. permutevar8x32 reads only the low three bits of `at`. The shift
+  // moves bit 3 to the sign, by which blendv chooses the half.
   static __m256 Lookup(__m256 low, __m256 high, __m256i at) {
     const __m256 from_low = _mm256_permutevar8x32_ps(low, at);
     const __m256 from_high = _mm256_permutevar8x32_ps(high, at);
@@ -35,14 +36,16 @@ struct Avx2 {
     return static_cast<std::uint32_t>(_mm_cvtsi128_si32(m));
   }
 
-  // Eight codes in 32-bit lanes to four bytes.
+  // Packs eight codes in 32-bit lanes into four bytes. A 64-bit lane holds an even element below an odd one; its low
+  // byte becomes even << 4 | odd. The shuffle moves these bytes of a 128-bit half to its bytes 0 and 1, and clears the
+  // bytes above.
   static void Store(__m256i code, std::uint8_t* codes) {
     const __m256i pair = _mm256_or_si256(_mm256_slli_epi64(code, 4), _mm256_srli_epi64(code, 32));
     const __m256i first_bytes =
         _mm256_shuffle_epi8(pair, _mm256_set1_epi64x(static_cast<long long>(0x8080808080800800)));
     const std::uint32_t low = static_cast<std::uint32_t>(_mm_cvtsi128_si32(_mm256_castsi256_si128(first_bytes)));
     const std::uint32_t high = static_cast<std::uint32_t>(_mm_cvtsi128_si32(_mm256_extracti128_si256(first_bytes, 1)));
-    const std::uint32_t bytes = (low & 0xffffu) | high << 16;
+    const std::uint32_t bytes = low | high << 16;
     std::copy_n(reinterpret_cast<const std::uint8_t*>(&bytes), sizeof bytes, codes);
   }
 
@@ -62,7 +65,7 @@ struct Avx2 {
   static void Encode(const T* x, float inverse, std::uint8_t* codes) {
     const __m256 factor = _mm256_set1_ps(inverse);
     const __m256 low = _mm256_loadu_ps(kNf4Thresholds.data());
-    const __m256i seven = _mm256_setr_epi32(-1, -1, -1, -1, -1, -1, -1, 0);
+    const __m256i seven = _mm256_setr_epi32(-1, -1, -1, -1, -1, -1, -1, 0);  // 15 thresholds: the high half has seven
     const __m256 high = _mm256_maskload_ps(kNf4Thresholds.data() + 8, seven);
     for (int i = 0; i < 2; ++i) {
       const Vec16Avx2 v = Vec16Avx2::Load(x + 16 * i);
