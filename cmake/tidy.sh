@@ -10,7 +10,7 @@ tool=$1
 arguments=("$@")
 
 preprocess=()
-while [[ $1 != -- ]]; do source=$1; shift; done
+while [[ $1 != -- ]]; do source=$1; shift; done  # keeps the last argument before --
 shift
 while (($#)); do
   case $1 in
@@ -22,8 +22,8 @@ while (($#)); do
 done
 text=$(mktemp)
 trap 'rm -f "$text"' EXIT
-# -E drops comments, so the lines with NOLINT come from a second run, with -C. The key must not depend on the path of the
-# checkout.
+# -E drops comments, so the lines with NOLINT come from a second run, with -C. The key must not depend on the path of
+# the checkout.
 {
   "${preprocess[@]}" -E -o -
   "${preprocess[@]}" -E -C -o - | grep NOLINT || true
@@ -31,8 +31,8 @@ trap 'rm -f "$text"' EXIT
 } | sed "s|$root/||g" >"$text"
 rules=("$root/.clang-tidy")
 if [[ $source == "$root"/tests/* ]]; then rules+=("$root/tests/.clang-tidy"); fi
-passed=$({ cat "$text" "${rules[@]}"; "$tool" --version; } | sha256sum | cut -d ' ' -f 1)
-[[ ! -e $cache/$passed ]] || exit 0
+key=$({ cat "$text" "${rules[@]}"; "$tool" --version; } | sha256sum | cut -d ' ' -f 1)
+[[ ! -e $cache/$key ]] || exit 0
 "${arguments[@]}"
 mkdir -p "$cache"
-: >"$cache/$passed"
+: >"$cache/$key"

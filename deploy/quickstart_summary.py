@@ -5,7 +5,8 @@ usage: quickstart_summary.py WORK_DIR METRICS_URL MODEL
 
 Reads events.jsonl, job.json and last_answer.json of WORK_DIR. If they exist, it also reads trained.jsonl (`nibble
 --json models compare` of the base with the trained model), int8.jsonl (the same of the trained model with its int8
-form) and data/score.jsonl, which has the questions of both. Fails if the evaluation loss did not decrease.
+form) and data/score.jsonl, the questions of both with the right answers. METRICS_URL is the /metrics of the server,
+which must have loaded MODEL, the trained adapter. Fails if the evaluation loss did not decrease.
 """
 import json
 import pathlib
@@ -20,7 +21,7 @@ def lines_of(path):
 
 
 def curve(losses):
-    """Draws the mean loss of WIDTH stretches of the run."""
+    """Yields the lines of a plot: the mean loss in at most WIDTH equal parts of the run."""
     width = min(WIDTH, len(losses))
     cuts = [round(i * len(losses) / width) for i in range(width + 1)]
     means = [sum(losses[a:b]) / (b - a) for a, b in zip(cuts, cuts[1:])]
@@ -32,7 +33,8 @@ def curve(losses):
     for y, row in enumerate(rows):
         yield f"{high - y * step:8.3f} |{''.join(row)}"
     yield f"{'':8} +{'-' * width}"
-    yield f"{'':10}step 1{f'step {len(losses)}':>{max(width - 6, 0)}}"
+    first, last = "step 1", f"step {len(losses)}"
+    yield f"{'':10}{first}{last:>{max(width - len(first), 0)}}"
 
 
 def is_right(answer, wanted):
@@ -77,7 +79,7 @@ def main():
     rate = (usage["completion_tokens"] - 1) / max(usage["decode_ms"], 1e-9) * 1000
     print(f"{'last answer':40}{usage['completion_tokens']} tokens, {usage['kernel_launches']} launches, "
           f"first token after {usage['ttft_ms']:.0f} ms, {rate:.1f} tokens/s")
-    if not trained[-1] < trained[0]:
+    if not trained[-1] < trained[0]:  # also NaN
         sys.exit("quickstart: the evaluation loss did not decrease")
 
 

@@ -44,7 +44,7 @@ absl::StatusOr<HeldOut> HoldOut(const Dataset& all, double fraction) {
   }
   const auto wanted = static_cast<std::int64_t>(std::llround(fraction * static_cast<double>(num_rows)));
   const std::int64_t num_held_out = std::clamp<std::int64_t>(wanted, 1, num_rows - 1);
-  const std::vector<std::int64_t> order = EpochOrder(num_rows, kSeed, 0);
+  const std::vector<std::int64_t> order = EpochOrder(num_rows, kSeed, /*epoch=*/0);
   std::vector<bool> is_held_out(static_cast<std::size_t>(num_rows));
   for (std::int64_t i = 0; i < num_held_out; ++i) {
     is_held_out[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])] = true;
@@ -57,7 +57,7 @@ absl::StatusOr<HeldOut> HoldOut(const Dataset& all, double fraction) {
   }
   HeldOut parts{.train = Part(all, std::move(train)), .eval = Part(all, std::move(eval))};
   parts.eval.num_rows = num_held_out;
-  // Rows are read, and their faults counted, once for both parts.
+  // The summary of `train` counts the rows read, and the warnings about them, of both parts.
   DataSummary summary = all;
   summary.num_tokens = parts.train.num_tokens;
   summary.num_trained = parts.train.num_trained;

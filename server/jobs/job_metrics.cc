@@ -14,9 +14,8 @@ std::string DeviceOf(const StoredJob& job) { return job.spec.device.empty() ? "c
 }  // namespace
 
 telemetry::KnownLabels JobLabels() {
-  telemetry::KnownLabels known;
+  telemetry::KnownLabels known{.job_methods = {}, .job_states = {}};
   for (int i = 0; i < kNumJobStates; ++i) known.job_states.push_back(Name(static_cast<JobState>(i)));
-  known.job_methods.clear();
   for (const Method* method : Methods()) known.job_methods.push_back(method->name());
   return known;
 }
@@ -55,6 +54,7 @@ void JobMetrics::OnStep(const StoredJob& job, const StepEvent& step) {
 
 void JobMetrics::OnAttemptEnded(const StoredJob& job, const std::string& state) {
   metrics_.TrainingEnded(job.id);
+  // The metric counts starts ("start", above) and attempts that ended early, by their state.
   if (state != "SUCCEEDED") metrics_.JobAttempt(job.spec.method, state);
 }
 

@@ -21,7 +21,7 @@ namespace {
 using base::StrCat;
 using kernels::DType;
 
-// A GGUF file, or a directory with one and no config.json.
+// `source` is a directory with config.json, a GGUF file, or a directory with one GGUF file and no config.json.
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenSource(base::FileSystem& files, const std::string& source) {
   if (!files.Exists(source)) return absl::NotFoundError(StrCat(source, " does not exist"));
   const auto names = files.List(source);
@@ -83,8 +83,10 @@ absl::Status CheckTokenizer(const WeightSource& source, std::uint64_t max_bytes)
   if (!ids.empty() && ids.back() >= vocab) return wanted_below("the largest token id is", ids.back());
   // A post-processor names the ids that it adds around a text; they need not be in the vocabulary.
   const auto around = (*tokenizer)->Encode("", /*add_special_tokens=*/true);
-  if (!around.ok())  // its message begins with "text: "
+  if (!around.ok()) {
+    // Encode's message begins with "text: ", so this one begins with "tokenizer.json: an empty text: ".
     return absl::InvalidArgumentError(StrCat("tokenizer.json: an empty ", base::ToStd(around.status().message())));
+  }
   for (const std::int32_t id : *around) {
     if (id >= vocab) return wanted_below("the post-processor adds token id", id);
   }
@@ -124,7 +126,7 @@ absl::StatusOr<ImportReport> ImportModel(base::FileSystem& files, const std::str
   report.ignored_tensors = weights->ignored_tensors();
   ArtifactInfo info;
   info.format = weights->is_ternary() ? Format::kTernary : dtype == DType::kF32 ? Format::kF32 : Format::kBF16;
-  if (weights->is_bitnet()) {  // 8 bits are transformers' only width
+  if (weights->is_bitnet()) {  // transformers' BitNet always has 8-bit activations
     info.bitnet = BitNetInfo{.act_bits = 8, .head_dtype = dtype, .float_linears = weights->float_linears()};
   }
   info.kv_dtype = dtype;
@@ -132,7 +134,7 @@ absl::StatusOr<ImportReport> ImportModel(base::FileSystem& files, const std::str
   std::map<std::string, DType> types;
   std::vector<TensorPlan> plan;
   for (const StoredTensor& tensor : stored) {
-    types[tensor.name] = tensor.dtypes.size() == 1 ? tensor.dtypes[0] : dtype;
+    types[tensor.name] = tensor.dtypes.size() == 1 ? tensor.dtypes[0] : dtype;  // the only allowed type, or `dtype`
     plan.push_back({tensor.name, types[tensor.name], tensor.shape});
   }
   std::vector<TensorSpec> specs = RequiredTensors(report.config);

@@ -212,7 +212,7 @@ absl::Status ReadNorms(const Json& json, const Family& family, ModelConfig& conf
 absl::Status ReadBiases(const Json& json, const Family& family, ModelConfig& config) {
   NIBBLE_ASSIGN_OR_RETURN(const bool attention_bias, base::GetBool(json, "attention_bias", kWhere, false));
   NIBBLE_ASSIGN_OR_RETURN(const bool mlp_bias, base::GetBool(json, "mlp_bias", kWhere, false));
-  const bool has_key = family.attention_bias == Family::AttentionBias::kKey;
+  const bool has_key = family.attention_bias == Family::AttentionBias::kFromConfig;
   config.qkv_bias = family.attention_bias == Family::AttentionBias::kQkvAlways || (has_key && attention_bias);
   config.o_bias = has_key && attention_bias;
   config.mlp_bias = family.mlp_bias_key && mlp_bias;
@@ -299,7 +299,7 @@ Json ToHfConfig(const ModelConfig& config) {
   json["hidden_act"] = config.activation == Activation::kSilu ? "silu" : "relu2";
   json["rms_norm_eps"] = config.rms_norm_eps;
   json["tie_word_embeddings"] = config.tied_embeddings;
-  if (family.attention_bias == Family::AttentionBias::kKey) json["attention_bias"] = config.qkv_bias;
+  if (family.attention_bias == Family::AttentionBias::kFromConfig) json["attention_bias"] = config.qkv_bias;
   if (family.mlp_bias_key) json["mlp_bias"] = config.mlp_bias;
   if (family.sliding_window > 0 || config.sliding_window > 0) {
     json["sliding_window"] = config.sliding_window > 0 ? Json(config.sliding_window) : Json(nullptr);

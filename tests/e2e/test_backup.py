@@ -35,9 +35,9 @@ def end_as_power_failure(server):
 
 @pytest.mark.parametrize("end", [Server.stop, end_as_power_failure], ids=["stopped", "power failure"])
 def test_a_restored_copy_continues_the_jobs(original, tmp_path, end):
-    name = f"disturbed-{tmp_path.name[-8:].replace('_', '-')}"
+    name = f"disturbed-{end.__name__}"
     job = create(original, name)
-    soon(lambda: original.json("jobs", "get", job)["progress"]["step"] >= 7)
+    soon(lambda: original.json("jobs", "get", job)["progress"]["step"] >= 7)  # after the first checkpoint
     end(original)
     soon(lambda: not trainers(original))
     copy = tmp_path / "elsewhere" / "state"
@@ -56,10 +56,11 @@ def test_a_restored_copy_continues_the_jobs(original, tmp_path, end):
 
 
 def test_the_database_moves_to_a_directory_of_its_own(original, tmp_path):
-    """As docs/backup.md describes it; a job in progress continues, and another database is refused."""
-    name = f"moved-{tmp_path.name[-8:].replace('_', '-')}"
+    """The steps of docs/backup.md: a job in progress continues. nibbled refuses a database directory that has no database,
+    and a start without --database_dir."""
+    name = "in-progress"
     job = create(original, name)
-    soon(lambda: original.json("jobs", "get", job)["progress"]["step"] >= 7)
+    soon(lambda: original.json("jobs", "get", job)["progress"]["step"] >= 7)  # after the first checkpoint
     original.stop()
     state, database = tmp_path / "state", tmp_path / "database"
     shutil.copytree(original.state, state)

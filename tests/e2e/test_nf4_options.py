@@ -1,4 +1,4 @@
-"""Blocks of NF4 bases and scales in f32, from the job to the next import."""
+"""The options of an NF4 base (block sizes, scales in f32) hold in every step from the job to the next import."""
 import json
 
 import numpy as np
@@ -11,8 +11,8 @@ from nf4 import dequantized
 STEPS = 4
 # The options in a job's spec, and those of `models convert`.
 OPTIONS = {
-    "32 float": ({"nf4_block": 32, "double_quant": False}, ["--nf4-block", "32", "--no-double-quant"]),
-    "128 in 32": ({"nf4_block": 128, "scaler_block": 32}, ["--nf4-block", "128", "--scaler-block", "32"]),
+    "block-32-f32-scales": ({"nf4_block": 32, "double_quant": False}, ["--nf4-block", "32", "--no-double-quant"]),
+    "block-128-scaler-32": ({"nf4_block": 128, "scaler_block": 32}, ["--nf4-block", "128", "--scaler-block", "32"]),
 }
 
 
@@ -40,7 +40,6 @@ def last_checkpoint(server, output):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options_go_from_the_job_to_the_next_import(server, tmp_path, name):
     in_spec, in_command = OPTIONS[name]
-    name = name.replace(" ", "-")
     server.run("models", "convert", "float", "--to", "nf4", "--name", f"base-{name}", *in_command)
     base = server.json("models", "get", f"base-{name}")
     assert base["nf4_block"] == in_spec["nf4_block"]
@@ -48,8 +47,8 @@ def test_options_go_from_the_job_to_the_next_import(server, tmp_path, name):
     assert base.get("scaler_block") == in_spec.get("scaler_block")
     source = load_file(server.state / "models/float/model.safetensors")
     for key, value in dequantized(server.state / f"models/base-{name}").items():
-        # Half of the widest gap of the codebook, and 2 % for the codes of the scales.
-        assert abs(value - source[key]).max() <= 0.172 * abs(source[key]).max(), key
+        # Half of the widest gap of the codebook (0.152), and 2 % for the codes of the scales.
+        assert abs(value - source[key]).max() <= (0.152 + 0.02) * abs(source[key]).max(), key
 
     create(server, tmp_path, name, "float", in_spec, "--watch")
     model = server.json("models", "get", name)
@@ -89,7 +88,7 @@ def test_the_default_may_be_written_out_when_a_job_is_continued(server, tmp_path
 
 
 def test_plans_count_the_scales_of_the_base(server, tmp_path):
-    """Whether the job quantizes the base or the base is NF4 already."""
+    """Plans count them both for a base that the job quantizes and for one that is NF4 already."""
     def weights(base, **options):
         path = tmp_path / "plan.json"
         path.write_text(json.dumps({"qlora": {"r": 4, **options}}))

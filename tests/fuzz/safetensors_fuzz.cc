@@ -1,5 +1,5 @@
-// F1: a safetensors file. Accepted tensors are inside the file, in order and without overlap, with the number of bytes
-// for their shape and type.
+// F1 (docs/faults.md): a safetensors file. The tensors of an accepted file follow each other without holes or overlap
+// to the end of the file, and each has the number of bytes for its shape and type.
 #include <span>
 
 #include "server/model/safetensors.h"

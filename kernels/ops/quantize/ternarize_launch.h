@@ -1,4 +1,4 @@
-// Arguments and path type of ternarize.h, free of absl so that nvcc can read them.
+// Arguments of ternarize.h and the function type of its kernels, free of absl so that nvcc can read them.
 #pragma once
 #include "kernels/formats/ternary.h"
 #include "kernels/launch_result.h"

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "server/base/hooked_files.h"
+#include "server/model/artifact.h"
 #include "tests/server/rpc/model_service_fixture.h"
 
 namespace nibble {

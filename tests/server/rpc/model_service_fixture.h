@@ -3,17 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <limits>
+#include <functional>
+#include <iterator>
 #include <map>
-#include <optional>
-#include <thread>
+#include <string>
 
 #include "server/base/sha256.h"
-#include "server/base/strings.h"
-#include "server/model/artifact.h"
-#include "tests/server/model/peft_files.h"
 #include "tests/server/rpc/app_fixture.h"
 
 namespace nibble {
@@ -41,7 +39,8 @@ class ModelServiceTest : public AppTest {
     }
     return files;
   }
-  // Uploads the files. Each message passes through `edit`, which may change it; false leaves the message out.
+  // Uploads the files. `edit` may change each message before it is sent; a message for which it returns false is not
+  // sent.
   grpc::Status Upload(const Files& files, v1::UploadModelResponse* response,
                       const std::function<bool(v1::UploadModelRequest&)>& edit = {}) {
     grpc::ClientContext context;
@@ -49,7 +48,7 @@ class ModelServiceTest : public AppTest {
     const auto send = [&](v1::UploadModelRequest message) {
       if (!edit || edit(message)) writer->Write(message);
     };
-    v1::UploadModelRequest message;
+    v1::UploadModelRequest message;  // a oneof: each field that is set replaces the one before
     message.mutable_header()->set_name("test");
     send(message);
     base::Sha256 digest;
@@ -57,13 +56,11 @@ class ModelServiceTest : public AppTest {
       message.mutable_file()->set_path(name);
       message.mutable_file()->set_size_bytes(static_cast<std::int64_t>(bytes.size()));
       send(message);
-      message.Clear();
       for (std::size_t at = 0; at < bytes.size(); at += 1 << 20) {
         message.set_chunk(bytes.substr(at, 1 << 20));
         send(message);
       }
       digest.Update(bytes);
-      message.Clear();
     }
     message.mutable_finish()->set_sha256(digest.HexDigest());
     send(message);
@@ -74,6 +71,7 @@ class ModelServiceTest : public AppTest {
     grpc::ClientContext context;
     return models_->ImportModel(&context, request, operation);
   }
+  // Imports, and returns the finished operation. So does Convert, below.
   longrunning::Operation Imported(const v1::ImportModelRequest& request) {
     longrunning::Operation operation;
     const auto status = StartImport(request, &operation);

@@ -113,16 +113,17 @@ class AdapterModelTest : public testing::TestWithParam<Base> {
 };
 
 // docs/numerics.md 10. Serving rounds the rows of linears to bf16, except on an f32 base. Training with fp32 compute
-// never rounds them; training with bf16 compute always does, and also rounds an f32 base. With bf16 compute on nf4,
-// only the head's product differs. On bf16, the sums of a linear may depend on the number of rows in the product.
+// never rounds them; training with bf16 compute always does, and also rounds an f32 base. With bf16 compute on an nf4
+// base, only the head's product differs. On a bf16 base, the sums of a linear may depend on the number of rows in the
+// product.
 TEST_P(AdapterModelTest, TrainingLogprobsMatchThoseOfServing) {
-  const double f32 = ServedDifference(*Make(false, 0), "lora_f32"),
-               bf16 = ServedDifference(*Make(true, 0), "lora_bf16");
+  const double f32 = ServedDifference(*Make(/*bf16=*/false, 0), "lora_f32"),
+               bf16 = ServedDifference(*Make(/*bf16=*/true, 0), "lora_bf16");
   RecordProperty("f32", std::to_string(f32));
   RecordProperty("bf16", std::to_string(bf16));
   EXPECT_LT(f32, GetParam().f32_bound);
   EXPECT_LT(bf16, GetParam().bf16_bound);
-  const auto changed = Make(false, 0);
+  const auto changed = Make(/*bf16=*/false, 0);
   const std::vector<float> before = Logprobs(*changed);
   for (Parameter& parameter : changed->parameters()) parameter.value.f32()[0] += 1.0f;
   EXPECT_NE(Logprobs(*changed), before) << "the logprobs depend on the adapter";
@@ -137,13 +138,13 @@ TEST_P(AdapterModelTest, DoraStartsAsTheBaseAndIsServedAsTrained) {
   const auto dora = AdapterModel::Create(models_.Load(BasePath()), options, stream_);
   ASSERT_TRUE(plain.ok() && dora.ok()) << dora.status();
   EXPECT_EQ(Logprobs(**dora), Logprobs(**plain)) << "every factor is 1";
-  EXPECT_EQ((*dora)->parameters().size(), (*plain)->parameters().size() / 2 * 3);
-  EXPECT_LT(ServedDifference(*Make(false, 0), "dora_f32"), GetParam().f32_bound);
-  EXPECT_LT(ServedDifference(*Make(true, 0), "dora_bf16"), GetParam().bf16_bound);
+  EXPECT_EQ((*dora)->parameters().size(), (*plain)->parameters().size() / 2 * 3) << "A, B, magnitude";
+  EXPECT_LT(ServedDifference(*Make(/*bf16=*/false, 0), "dora_f32"), GetParam().f32_bound);
+  EXPECT_LT(ServedDifference(*Make(/*bf16=*/true, 0), "dora_bf16"), GetParam().bf16_bound);
 }
 
 TEST_P(AdapterModelTest, LogprobsEqualTheLossesOfTraining) {
-  const auto model = Make(false, 0);
+  const auto model = Make(/*bf16=*/false, 0);
   data::MicroBatch batch;
   batch.tokens = tokens_;
   batch.targets.assign(tokens_.begin() + 1, tokens_.end());
@@ -158,7 +159,7 @@ TEST_P(AdapterModelTest, LogprobsEqualTheLossesOfTraining) {
 
 TEST_P(AdapterModelTest, CallsCancelledBeforeEveryLinear) {
   const auto calls = [&](bool checkpointing) {
-    const auto model = Make(true, 0, checkpointing);
+    const auto model = Make(/*bf16=*/true, 0, checkpointing);
     asked_.Restart(0);
     EXPECT_TRUE(model->ForwardBackward(Batch(), 1.0, 0).ok());
     return asked_.calls();
@@ -172,7 +173,7 @@ TEST_P(AdapterModelTest, CallsCancelledBeforeEveryLinear) {
 
 TEST_P(AdapterModelTest, PassStoppedAnywhereLeavesNothingBehind) {
   for (const bool checkpointing : {false, true}) {
-    const auto model = Make(true, 0.2, checkpointing);
+    const auto model = Make(/*bf16=*/true, /*dropout=*/0.2, checkpointing);
     asked_.Restart(0);
     const auto loss = model->ForwardBackward(Batch(), 1.0, 5);
     ASSERT_TRUE(loss.ok()) << loss.status();
@@ -221,12 +222,14 @@ TEST_P(AdapterModelTest, CreateCanBeCancelled) {
             absl::StatusCode::kCancelled);
 }
 
-TEST_P(AdapterModelTest, LogprobsHaveNoDropout) { EXPECT_EQ(Logprobs(*Make(false, 0.5)), Logprobs(*Make(false, 0))); }
+TEST_P(AdapterModelTest, LogprobsHaveNoDropout) {
+  EXPECT_EQ(Logprobs(*Make(/*bf16=*/false, /*dropout=*/0.5)), Logprobs(*Make(/*bf16=*/false, /*dropout=*/0)));
+}
 
 TEST_P(AdapterModelTest, RecomputedLayersChangeNoGradient) {
   std::vector<std::vector<std::vector<float>>> gradients;
   for (const bool checkpointing : {false, true}) {
-    const auto model = Make(true, 0.2, checkpointing);
+    const auto model = Make(/*bf16=*/true, /*dropout=*/0.2, checkpointing);
     ASSERT_TRUE(model->ForwardBackward(Batch(), 1.0, 5).ok());
     gradients.push_back(Gradients(*model));
   }
@@ -260,8 +263,9 @@ void ExpectAdapterGradients(const std::string& base, const kernels::Stream& stre
   ExpectFiniteDifferences(**model, TwoSegments(vocab_size));
 }
 
-// The families have untied heads, biases, norms of heads, and norms within blocks.
-TEST(AdapterGradientsTest, GradientsOfEveryFamilyOnFloatBasesMatchFiniteDifferences) {
+// Together the families have an untied head, biases, norms of the heads of q and k, and norms before o_proj and
+// down_proj.
+TEST(AdapterGradientsTest, GradientsOnFloatBasesOfFiveFamiliesMatchFiniteDifferences) {
   model::SmallModels models;
   const std::unique_ptr<kernels::DenseLibrary> library = MakeTorchLibrary();
   kernels::Stream stream = models.stream();
@@ -280,7 +284,7 @@ TEST(AdapterGradientsTest, GradientsOfEveryFamilyOnFloatBasesMatchFiniteDifferen
   }
 }
 
-TEST(AdapterModelBaseTest, OtherBasesAreRefused) {
+TEST(AdapterModelBaseTest, RefusesInt8Base) {
   model::SmallModels models;
   const auto refused = AdapterModel::Create(models.Load(models.int8()), {}, models.stream());
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
