@@ -1,4 +1,4 @@
-// Arguments and path type of attention_backward.h, free of absl so that nvcc can read them.
+// Arguments of attention_backward.h and the function type of its kernels, free of absl so that nvcc can read them.
 #pragma once
 #include <cstdint>
 

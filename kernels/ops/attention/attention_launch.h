@@ -1,4 +1,4 @@
-// Arguments and path type of attention.h, free of absl so that nvcc can read them.
+// Arguments of attention.h and the function type of its kernels, free of absl so that nvcc can read them.
 #pragma once
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// Arguments and path type of kv_store.h, free of absl so that nvcc can read them.
+// Arguments of kv_store.h and the function type of its kernels, free of absl so that nvcc can read them.
 #pragma once
 #include <cstdint>
 

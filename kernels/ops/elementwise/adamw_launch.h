@@ -1,5 +1,6 @@
-// Arguments and path type of adamw.h, free of absl so that nvcc can read them; and the arithmetic of one element, which
-// is shared with loops over parameters and moments in other types (server/trainer/adamw.h).
+// Arguments of adamw.h and the function type of its kernels, free of absl so that nvcc can read them; and the
+// arithmetic of one element, which is shared with loops over parameters and moments in other types
+// (server/trainer/adamw.h).
 #pragma once
 #include <cmath>
 #include <cstdint>

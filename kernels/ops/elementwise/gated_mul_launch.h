@@ -1,4 +1,4 @@
-// Arguments and path type of gated_mul.h, free of absl so that nvcc can read them.
+// Arguments of gated_mul.h and the function type of its kernels, free of absl so that nvcc can read them.
 #pragma once
 #include "kernels/activation.h"
 #include "kernels/launch_result.h"

@@ -1,4 +1,4 @@
-// Arguments and path type of cross_entropy.h, free of absl.
+// Arguments of cross_entropy.h and the function type of its kernels, free of absl.
 #pragma once
 #include <cstdint>
 

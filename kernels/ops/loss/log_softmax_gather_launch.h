@@ -1,4 +1,4 @@
-// Arguments and path type of log_softmax_gather.h, free of absl so that nvcc can read them.
+// Arguments of log_softmax_gather.h and the function type of its kernels, free of absl so that nvcc can read them.
 #pragma once
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// Arguments and path type of matmul_dense.h, free of absl so that nvcc can read them.
+// Arguments of matmul_dense.h and the function type of its kernels, free of absl so that nvcc can read them.
 #pragma once
 #include "kernels/formats/dense.h"
 #include "kernels/launch_result.h"

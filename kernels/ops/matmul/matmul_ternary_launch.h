@@ -1,4 +1,4 @@
-// Arguments and path type of matmul_ternary.h, free of absl so that nvcc can read them.
+// Arguments of matmul_ternary.h and the function type of its kernels, free of absl so that nvcc can read them.
 #pragma once
 #include "kernels/formats/ternary.h"
 #include "kernels/launch_result.h"

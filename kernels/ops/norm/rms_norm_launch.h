@@ -1,4 +1,4 @@
-// Arguments and path type of rms_norm.h, free of absl so that nvcc can read them.
+// Arguments of rms_norm.h and the function type of its kernels, free of absl so that nvcc can read them.
 #pragma once
 #include "kernels/launch_result.h"
 #include "kernels/matrix.h"

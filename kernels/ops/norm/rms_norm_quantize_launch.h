@@ -1,4 +1,4 @@
-// Arguments and path type of rms_norm_quantize.h, free of absl so that nvcc can read them.
+// Arguments of rms_norm_quantize.h and the function type of its kernels, free of absl so that nvcc can read them.
 #pragma once
 #include "kernels/formats/int8.h"
 #include "kernels/launch_result.h"

@@ -1,4 +1,4 @@
-// Arguments and path type of double_quantize.h, free of absl so that nvcc can read them.
+// Arguments of double_quantize.h and the function type of its kernels, free of absl so that nvcc can read them.
 #pragma once
 #include "kernels/formats/double_quant.h"
 #include "kernels/launch_result.h"

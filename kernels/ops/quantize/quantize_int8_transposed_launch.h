@@ -1,4 +1,5 @@
-// Arguments and path type of quantize_int8_transposed.h, free of absl so that nvcc can read them.
+// Arguments of quantize_int8_transposed.h and the function type of its kernels, free of absl so that nvcc can read
+// them.
 #pragma once
 #include "kernels/formats/int8.h"
 #include "kernels/launch_result.h"

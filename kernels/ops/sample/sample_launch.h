@@ -1,4 +1,4 @@
-// Arguments and path type of sample.h, free of absl so that nvcc can read them.
+// Arguments of sample.h and the function type of its kernels, free of absl so that nvcc can read them.
 #pragma once
 #include <cstdint>
 

@@ -526,32 +526,32 @@ TEST_F(ConvertTest, CancelAtAnyPointLeavesNothing) {
   const auto nf4 = Convert(*source, "nf4", {.to = Format::kNf4});
   ASSERT_TRUE(nf4.ok()) << nf4.status();
   const auto base = Open("nf4");
-  support::CancelAt asked;
+  support::CancelAt cancel;
   const auto expect_stops = [&](const char* what, const std::function<absl::Status(const std::string&)>& make) {
-    asked.Restart(0);
+    cancel.Restart(0);
     ASSERT_TRUE(make("whole").ok()) << what;
     std::filesystem::remove_all(directory_.Path("whole"));
-    const int calls = asked.calls();
+    const int calls = cancel.calls();
     EXPECT_GE(calls, tensors) << what;
     for (int at = 1; at <= calls; ++at) {
-      asked.Restart(at);
+      cancel.Restart(at);
       EXPECT_EQ(make("stopped").code(), absl::StatusCode::kCancelled) << what << ", call " << at;
       EXPECT_FALSE(std::filesystem::exists(directory_.Path("stopped"))) << what;
     }
   };
   for (const Format to : {Format::kInt8, Format::kNf4, Format::kTernary}) {
     expect_stops(Name(to), [&](const std::string& name) {
-      return Convert(*source, name, {.to = to, .cancelled = asked.callback()}).status();
+      return Convert(*source, name, {.to = to, .cancelled = cancel.callback()}).status();
     });
   }
   expect_stops("bf16", [&](const std::string& name) {
-    return Convert(*base, name, {.to = Format::kBF16, .cancelled = asked.callback()}).status();
+    return Convert(*base, name, {.to = Format::kBF16, .cancelled = cancel.callback()}).status();
   });
   adapter_.targets = {model::LinearKind::kQ};
   const auto values = AdapterValues(base->config(), adapter_);
   expect_stops("lora", [&](const std::string& name) {
     return MakeLoraModel(files_, *base, adapter_, values, base::Json::object(), directory_.Path(name), "job",
-                         asked.callback())
+                         cancel.callback())
         .status();
   });
 }

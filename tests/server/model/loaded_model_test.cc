@@ -80,14 +80,14 @@ TEST_F(LoadedModelTest, OptionLimitsThePositions) {
 }
 
 TEST_F(LoadedModelTest, ChecksForCancellationBeforeEveryLayer) {
-  support::CancelAt asked;
-  const auto model = LoadedModel::Load(models_.nf4(), {.cancelled = asked.callback()}, models_.stream());
+  support::CancelAt cancel;
+  const auto model = LoadedModel::Load(models_.nf4(), {.cancelled = cancel.callback()}, models_.stream());
   ASSERT_TRUE(model.ok()) << model.status();
-  const int calls = asked.calls();
+  const int calls = cancel.calls();
   EXPECT_EQ(calls, (*model)->config().num_layers + 1) << "every layer and the head";
   for (int at = 1; at <= calls; ++at) {
-    asked.Restart(at);
-    const auto stopped = LoadedModel::Load(models_.nf4(), {.cancelled = asked.callback()}, models_.stream());
+    cancel.Restart(at);
+    const auto stopped = LoadedModel::Load(models_.nf4(), {.cancelled = cancel.callback()}, models_.stream());
     EXPECT_EQ(stopped.status().code(), absl::StatusCode::kCancelled) << at;
   }
 }

@@ -325,15 +325,15 @@ TEST_F(OperationCancelTest, C5APublicationStopsBelowTheWatermark) {
 
 // The load belongs to all calls that wait for the model; the end of the server stops it.
 TEST_F(OperationCancelTest, C5ALoadIsStoppedWhereverItIs) {
-  support::CancelAt asked;
-  ASSERT_TRUE(manager_->Acquire("small", asked.callback()).ok());
-  const int asks = asked.calls();
-  EXPECT_GE(asks, num_layers_);
+  support::CancelAt cancel;
+  ASSERT_TRUE(manager_->Acquire("small", cancel.callback()).ok());
+  const int checks = cancel.calls();
+  EXPECT_GE(checks, num_layers_);
   ASSERT_TRUE(manager_->Unload("small").ok());
-  for (int at = 1; at <= asks; ++at) {
-    asked.Restart(at);
-    EXPECT_TRUE(absl::IsCancelled(manager_->Acquire("small", asked.callback()).status())) << at;
-    EXPECT_EQ(asked.calls(), at);
+  for (int at = 1; at <= checks; ++at) {
+    cancel.Restart(at);
+    EXPECT_TRUE(absl::IsCancelled(manager_->Acquire("small", cancel.callback()).status())) << at;
+    EXPECT_EQ(cancel.calls(), at);
   }
   EXPECT_TRUE(manager_->residents().empty());
 }

@@ -35,7 +35,7 @@ class AdapterModelTest : public testing::TestWithParam<Base> {
   std::unique_ptr<AdapterModel> Make(bool bf16, double dropout, bool checkpointing = false) {
     AdapterOptions options;
     options.activation_checkpointing = checkpointing;
-    options.cancelled = asked_.callback();
+    options.cancelled = cancel_.callback();
     options.adapter = Adapter(dropout);
     options.bf16_compute = bf16;
     options.dropout_seed = 3;
@@ -104,7 +104,7 @@ class AdapterModelTest : public testing::TestWithParam<Base> {
   }
 
   bool dora_ = false;
-  support::CancelAt asked_;
+  support::CancelAt cancel_;
   model::SmallModels models_;
   const std::unique_ptr<kernels::DenseLibrary> library_ = MakeTorchLibrary();
   kernels::Stream stream_ = models_.stream();
@@ -160,9 +160,9 @@ TEST_P(AdapterModelTest, LogprobsEqualTheLossesOfTraining) {
 TEST_P(AdapterModelTest, CallsCancelledBeforeEveryLinear) {
   const auto calls = [&](bool checkpointing) {
     const auto model = Make(/*bf16=*/true, 0, checkpointing);
-    asked_.Restart(0);
+    cancel_.Restart(0);
     EXPECT_TRUE(model->ForwardBackward(Batch(), 1.0, 0).ok());
-    return asked_.calls();
+    return cancel_.calls();
   };
   const int plain = calls(false);
   const int linears = static_cast<int>(models_.Load(BasePath())->config().num_layers) * model::kNumLinearKinds;
@@ -174,17 +174,17 @@ TEST_P(AdapterModelTest, CallsCancelledBeforeEveryLinear) {
 TEST_P(AdapterModelTest, PassStoppedAnywhereLeavesNothingBehind) {
   for (const bool checkpointing : {false, true}) {
     const auto model = Make(/*bf16=*/true, /*dropout=*/0.2, checkpointing);
-    asked_.Restart(0);
+    cancel_.Restart(0);
     const auto loss = model->ForwardBackward(Batch(), 1.0, 5);
     ASSERT_TRUE(loss.ok()) << loss.status();
     const auto gradients = Gradients(*model);
-    const int calls = asked_.calls();
+    const int calls = cancel_.calls();
     for (int at = 1; at <= calls; ++at) {
-      asked_.Restart(at);
+      cancel_.Restart(at);
       EXPECT_EQ(model->ForwardBackward(Batch(), 1.0, 5).status().code(), absl::StatusCode::kCancelled) << at;
-      EXPECT_EQ(asked_.calls(), at) << "nothing runs after the cancellation";
+      EXPECT_EQ(cancel_.calls(), at) << "nothing runs after the cancellation";
     }
-    asked_.Restart(0);
+    cancel_.Restart(0);
     model->ZeroGrad();
     const auto again = model->ForwardBackward(Batch(), 1.0, 5);
     ASSERT_TRUE(again.ok()) << again.status();
@@ -216,8 +216,8 @@ TEST_P(AdapterModelTest, ReleaseFreesTheBaseAndKeepsTheValues) {
 TEST_P(AdapterModelTest, CreateCanBeCancelled) {
   AdapterOptions options;
   options.adapter = Adapter(0);
-  options.cancelled = asked_.callback();
-  asked_.Restart(2);
+  options.cancelled = cancel_.callback();
+  cancel_.Restart(2);
   EXPECT_EQ(AdapterModel::Create(models_.Load(BasePath()), options, stream_).status().code(),
             absl::StatusCode::kCancelled);
 }

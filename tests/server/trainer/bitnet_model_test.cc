@@ -152,29 +152,29 @@ TEST_F(BitNetModelTest, RecomputedLayersHaveTheSameGradients) {
 }
 
 TEST_F(BitNetModelTest, PassStoppedAnywhereLeavesNothingBehind) {
-  support::CancelAt asked;
+  support::CancelAt cancel;
   BitNetOptions options;
   options.activation_checkpointing = true;
-  options.cancelled = asked.callback();
+  options.cancelled = cancel.callback();
   Make("hf_sharded_f32", "bitnet-2b4t", options);
   const int linears = static_cast<int>(config_.num_layers) * model::kNumLinearKinds;
-  EXPECT_GE(asked.calls(), linears) << "called for every linear";
+  EXPECT_GE(cancel.calls(), linears) << "called for every linear";
   const auto batch = Batch({Tokens(1, 9), Tokens(2, 17)});
   const auto gradients = [&] {
     std::map<std::string, std::vector<float>> all;
     for (const Parameter& p : model_->parameters()) all[p.name] = {p.grad.f32().begin(), p.grad.f32().end()};
     return all;
   };
-  asked.Restart(0);
+  cancel.Restart(0);
   const double loss = Loss(batch);
   const auto undisturbed = gradients();
-  const int calls = asked.calls();
+  const int calls = cancel.calls();
   EXPECT_GE(calls, 3 * linears) << "forward, recomputed and backward";
   for (int at = 1; at <= calls; ++at) {
-    asked.Restart(at);
+    cancel.Restart(at);
     EXPECT_EQ(model_->ForwardBackward(batch, 1.0, 0).status().code(), absl::StatusCode::kCancelled) << at;
   }
-  asked.Restart(0);
+  cancel.Restart(0);
   EXPECT_EQ(Loss(batch), loss);
   EXPECT_EQ(gradients(), undisturbed);
 }
@@ -182,13 +182,13 @@ TEST_F(BitNetModelTest, PassStoppedAnywhereLeavesNothingBehind) {
 // Refresh calls `cancelled` only so that the trainer can show a sign of life, and ignores the answer: a step that has
 // begun to change parameters must finish.
 TEST_F(BitNetModelTest, RefreshShowsLifeAndIsNotStopped) {
-  support::CancelAt asked;
+  support::CancelAt cancel;
   BitNetOptions options;
-  options.cancelled = asked.callback();
+  options.cancelled = cancel.callback();
   Make("hf_sharded_f32", "bitnet-2b4t", options);
-  asked.Restart(1);
+  cancel.Restart(1);
   EXPECT_TRUE(model_->Refresh().ok());
-  EXPECT_EQ(asked.calls(), config_.num_layers);
+  EXPECT_EQ(cancel.calls(), config_.num_layers);
 }
 
 TEST_F(BitNetModelTest, EveryParameterGetsAGradient) {

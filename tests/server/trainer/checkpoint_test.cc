@@ -249,28 +249,28 @@ TEST_F(CheckpointTest, WarmStartTakesCodesWithTheirScales) {
 }
 
 TEST_F(CheckpointTest, SavingAndLoadingCanBeCancelled) {
-  support::CancelAt asked;
+  support::CancelAt cancel;
   const auto save = [&] {
     return SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_, state_.parameters,
-                          state_.moments, &adapter_, asked.callback());
+                          state_.moments, &adapter_, cancel.callback());
   };
   for (int at = 1; at <= 8; ++at) {  // six tensors, and the hashing of the first files
-    asked.Restart(at);
+    cancel.Restart(at);
     EXPECT_EQ(save().status().code(), absl::StatusCode::kCancelled) << at;
   }
-  asked.Restart(0);
+  cancel.Restart(0);
   const auto saved = save();
   ASSERT_TRUE(saved.ok()) << saved.status();
   State loaded(2);
   const auto load = [&] {
     return LoadCheckpoint(base::RealFileSystem(), saved->directory, identity_, loaded.parameters, loaded.moments,
-                          asked.callback());
+                          cancel.callback());
   };
-  asked.Restart(0);
+  cancel.Restart(0);
   ASSERT_TRUE(load().ok());
-  const int calls = asked.calls();
+  const int calls = cancel.calls();
   for (int at = 1; at <= calls; ++at) {
-    asked.Restart(at);
+    cancel.Restart(at);
     EXPECT_EQ(load().status().code(), absl::StatusCode::kCancelled) << at;
   }
 }

@@ -127,7 +127,7 @@ class ExactModelTest : public testing::Test {
     return digests;
   }
 
-  support::CancelAt asked_;
+  support::CancelAt cancel_;
   model::SmallModels models_;
   const std::unique_ptr<kernels::DenseLibrary> library_ = MakeTorchLibrary();
   kernels::Stream stream_ = models_.stream();

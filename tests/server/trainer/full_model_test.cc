@@ -39,7 +39,7 @@ class FullModelTest : public testing::Test {
                                     .random_init = random_seed.has_value(),
                                     .init_seed = random_seed.value_or(0),
                                     .max_positions = 32,
-                                    .cancelled = asked_.callback()},
+                                    .cancelled = cancel_.callback()},
                                    stream_);
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
@@ -69,7 +69,7 @@ class FullModelTest : public testing::Test {
     return result;
   }
 
-  support::CancelAt asked_;
+  support::CancelAt cancel_;
   model::SmallModels models_;
   const std::unique_ptr<kernels::DenseLibrary> library_ = MakeTorchLibrary();
   kernels::Stream stream_ = models_.stream();
@@ -186,15 +186,15 @@ TEST_F(FullModelTest, ParametersInBF16HaveTheGradientsOfEqualOnesInF32) {
 TEST_F(FullModelTest, PassStoppedAnywhereLeavesNothingBehind) {
   for (const bool checkpointing : {false, true}) {
     const auto model = Make(true, checkpointing);
-    asked_.Restart(0);
+    cancel_.Restart(0);
     const PassResult whole = Run(*model);
-    const int calls = asked_.calls();
+    const int calls = cancel_.calls();
     for (int at = 1; at <= calls; ++at) {
-      asked_.Restart(at);
+      cancel_.Restart(at);
       EXPECT_EQ(model->ForwardBackward(Batch(), 1.0, 0).status().code(), absl::StatusCode::kCancelled) << at;
-      EXPECT_EQ(asked_.calls(), at) << "nothing runs after the cancellation";
+      EXPECT_EQ(cancel_.calls(), at) << "nothing runs after the cancellation";
     }
-    asked_.Restart(0);
+    cancel_.Restart(0);
     EXPECT_EQ(Run(*model).gradients, whole.gradients);
   }
 }

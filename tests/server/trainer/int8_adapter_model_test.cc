@@ -48,7 +48,7 @@ class Int8AdapterModelTest : public ExactModelTest {
     Open(directory);
   }
   std::unique_ptr<ExactModel> Make(AdapterOptions options = {}) {
-    options.cancelled = asked_.callback();
+    options.cancelled = cancel_.callback();
     if (options.adapter.targets.empty()) options.adapter = SomeAdapter();
     auto made = MakeInt8AdapterModel(models_.Load(directory_), options, stream_);
     EXPECT_TRUE(made.ok()) << made.status();
@@ -137,15 +137,15 @@ TEST_F(Int8AdapterModelTest, DropoutAppliesInTrainingOnly) {
 
 TEST_F(Int8AdapterModelTest, PassStoppedAnywhereLeavesNothingBehind) {
   const auto model = Make();
-  asked_.Restart(0);
+  cancel_.Restart(0);
   const auto whole = Gradients(*model);
-  const int calls = asked_.calls();
+  const int calls = cancel_.calls();
   EXPECT_GT(calls, 2 * 7);  // one for each linear of the two layers, in the forward pass alone
   for (int at = 1; at <= calls; ++at) {
-    asked_.Restart(at);
+    cancel_.Restart(at);
     EXPECT_EQ(model->ForwardBackward(Batch(), 1.0, 0).status().code(), absl::StatusCode::kCancelled) << at;
   }
-  asked_.Restart(0);
+  cancel_.Restart(0);
   EXPECT_EQ(Gradients(*model), whole);
 }
 

@@ -23,7 +23,7 @@ class Int8MixedModelTest : public ExactModelTest {
 
   std::unique_ptr<ExactModel> Make(Int8MixedOptions options = {}) {
     options.max_positions = 32;
-    options.cancelled = asked_.callback();
+    options.cancelled = cancel_.callback();
     auto made = MakeInt8MixedModel(*base_, options, stream_);
     EXPECT_TRUE(made.ok()) << made.status();
     return *std::move(made);
@@ -222,16 +222,16 @@ TEST_F(Int8MixedModelTest, FastFormTakesEveryOption) {
 
 TEST_F(Int8MixedModelTest, PassStoppedAnywhereLeavesNothingBehind) {
   const auto model = Make();
-  asked_.Restart(0);
+  cancel_.Restart(0);
   const PassResult whole = Run(*model);
-  const int calls = asked_.calls();
+  const int calls = cancel_.calls();
   EXPECT_GT(calls, 2 * 7);
   for (int at = 1; at <= calls; ++at) {
-    asked_.Restart(at);
+    cancel_.Restart(at);
     EXPECT_EQ(model->ForwardBackward(Batch(), 1.0, 0).status().code(), absl::StatusCode::kCancelled) << at;
-    EXPECT_EQ(asked_.calls(), at) << "nothing runs after the cancellation";
+    EXPECT_EQ(cancel_.calls(), at) << "nothing runs after the cancellation";
   }
-  asked_.Restart(0);
+  cancel_.Restart(0);
   EXPECT_EQ(Run(*model).gradients, whole.gradients);
 }
 

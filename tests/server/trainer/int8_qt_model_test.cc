@@ -27,7 +27,7 @@ class Int8QtModelTest : public ExactModelTest {
 
   std::unique_ptr<ExactModel> Make(Int8QtOptions options = {}) {
     options.max_positions = 32;
-    options.cancelled = asked_.callback();
+    options.cancelled = cancel_.callback();
     auto made = MakeInt8QtModel(*base_, options, stream_);
     EXPECT_TRUE(made.ok()) << made.status();
     return *std::move(made);
@@ -222,15 +222,15 @@ TEST_F(Int8QtModelTest, OnlyStochasticRoundingDependsOnTheSeed) {
 
 TEST_F(Int8QtModelTest, PassStoppedAnywhereLeavesNothingBehind) {
   const auto model = Make();
-  asked_.Restart(0);
+  cancel_.Restart(0);
   const auto whole = Gradients(*model);
-  const int calls = asked_.calls();
+  const int calls = cancel_.calls();
   EXPECT_GT(calls, 2 * 7);
   for (int at = 1; at <= calls; ++at) {
-    asked_.Restart(at);
+    cancel_.Restart(at);
     EXPECT_EQ(model->ForwardBackward(Batch(), 1.0, 0).status().code(), absl::StatusCode::kCancelled) << at;
   }
-  asked_.Restart(0);
+  cancel_.Restart(0);
   EXPECT_EQ(Gradients(*model), whole);
 }
 

@@ -45,7 +45,7 @@ class MergeAwareModelTest : public ExactModelTest {
   }
   // Sets B to values other than 0, because an adapter that is 0 has no effect.
   std::unique_ptr<ExactModel> Make(AdapterOptions options = {}) {
-    options.cancelled = asked_.callback();
+    options.cancelled = cancel_.callback();
     if (options.adapter.targets.empty()) options.adapter = Adapter();
     base_ = models_.Load(directory_);
     auto made = MakeMergeAwareModel(base_, options, stream_);
@@ -186,15 +186,15 @@ TEST_F(MergeAwareModelTest, BackwardMakesNoGradientOfAWeight) {
 
 TEST_F(MergeAwareModelTest, PassStoppedAnywhereLeavesNothingBehind) {
   const auto model = Make();
-  asked_.Restart(0);
+  cancel_.Restart(0);
   const auto whole = Gradients(*model);
-  const int calls = asked_.calls();
+  const int calls = cancel_.calls();
   EXPECT_GT(calls, 2 * 7);
   for (int at = 1; at <= calls; ++at) {
-    asked_.Restart(at);
+    cancel_.Restart(at);
     EXPECT_EQ(model->ForwardBackward(Batch(), 1.0, 0).status().code(), absl::StatusCode::kCancelled) << at;
   }
-  asked_.Restart(0);
+  cancel_.Restart(0);
   EXPECT_EQ(Gradients(*model), whole);
 }
 

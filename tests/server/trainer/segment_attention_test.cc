@@ -284,11 +284,11 @@ TEST_F(SegmentAttentionTest, LongSegmentHasTheBitsOfItsHeadsAloneAndCanBeCancell
   const std::int64_t tokens = kForwardRows + 76;
   const Case c = {4, 2, 8, {0, tokens}, tokens}, alone = {2, 1, 8, {0, tokens}, tokens};
   const std::vector<Tensor> inputs = Inputs(c, torch::kBFloat16);
-  support::CancelAt asked;
-  context_.cancelled = asked.callback();
+  support::CancelAt cancel;
+  context_.cancelled = cancel.callback();
   const Results whole = BySegment(c, inputs, torch::kBFloat16);
-  EXPECT_EQ(asked.calls(), 4) << "two pieces forward, two heads backward";
-  asked.Restart(4);
+  EXPECT_EQ(cancel.calls(), 4) << "two pieces forward, two heads backward";
+  cancel.Restart(4);
   EXPECT_THROW(BySegment(c, inputs, torch::kBFloat16), StoppedError);
   context_.cancelled = {};
   for (std::int64_t head = 0; head < 2; ++head) {
@@ -301,21 +301,21 @@ TEST_F(SegmentAttentionTest, LongSegmentHasTheBitsOfItsHeadsAloneAndCanBeCancell
 }
 
 TEST_F(SegmentAttentionTest, ChecksForCancellationEvery1024Rows) {
-  support::CancelAt asked;
-  context_.cancelled = asked.callback();
+  support::CancelAt cancel;
+  context_.cancelled = cancel.callback();
   const Case c = {2, 1, 8, {0, 600, 1200, 1300}, 1300};
   const std::vector<Tensor> inputs = Inputs(c, torch::kFloat32);
   BySegment(c, inputs, torch::kFloat32);
-  EXPECT_EQ(asked.calls(), 4) << "two pieces forward; backward the first segment, then the other two together";
-  asked.Restart(3);
+  EXPECT_EQ(cancel.calls(), 4) << "two pieces forward; backward the first segment, then the other two together";
+  cancel.Restart(3);
   EXPECT_THROW(BySegment(c, inputs, torch::kFloat32), StoppedError);
   const Case longer = {2, 1, 8, {0, 3 * kForwardRows}, 3 * kForwardRows};
-  asked.Restart(0);
+  cancel.Restart(0);
   BySegment(longer, Inputs(longer, torch::kFloat32), torch::kFloat32);
-  EXPECT_EQ(asked.calls(), 4) << "three pieces forward, one head backward";
-  asked.Restart(2);
+  EXPECT_EQ(cancel.calls(), 4) << "three pieces forward, one head backward";
+  cancel.Restart(2);
   EXPECT_THROW(BySegment(longer, Inputs(longer, torch::kFloat32), torch::kFloat32), StoppedError);
-  asked.Restart(1);
+  cancel.Restart(1);
   EXPECT_THROW(BySegment(c, inputs, torch::kFloat32), StoppedError);
 }
 
