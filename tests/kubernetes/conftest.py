@@ -73,6 +73,7 @@ def cluster(plane, tmp_path):
     yet."""
     cluster = Cluster(plane, tmp_path, {"trainer": BIN / "nibble-trainer"})
     yield cluster
+    print("At the end:", *cluster.states(), sep="\n")  # pytest shows it if the test failed
     cluster.stop()
     refusals = {400, 401, 403, 405, 415, 422} - ({403} if cluster.restarted else set())
     assert [request for request in cluster.requests() if request[2] in refusals] == []

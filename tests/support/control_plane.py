@@ -174,6 +174,16 @@ class Cluster:
     def jobs(self):
         return sorted(job["metadata"]["name"] for job in self.api.call("GET", self.job_path)["items"])
 
+    def states(self):
+        """A line for each Job and each pod: its name, whether it is being deleted, and its status."""
+        def line(kind, found):
+            metadata = found["metadata"]
+            deleted = f", being deleted since {metadata['deletionTimestamp']}" if "deletionTimestamp" in metadata else ""
+            return f"{kind} {metadata['name']}{deleted}: {json.dumps(found.get('status', {}))}"
+        self.come_back()
+        jobs = self.api.call("GET", self.job_path)["items"]
+        return [line("Job", job) for job in jobs] + [line("Pod", pod) for pod in self.pods()]
+
     def delete_job(self, job, options):
         self.api.call("DELETE", f"{self.job_path}/{job}", options)
 
