@@ -1,6 +1,7 @@
 #include "client/client.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "client/stubs.h"
 
@@ -25,7 +26,8 @@ Client Client::Connect(const std::string& server, const ClientOptions& options) 
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
   // By default gRPC stops after two pings until the client sends data, and a watch never sends any.
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  // Reconnects to a restarted server within a second, not after two minutes. The first argument bounds each attempt.
+  // Reconnects to a restarted server within a second, not after two minutes. The minimum backoff is also the time that
+  // each attempt may take.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);

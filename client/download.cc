@@ -1,6 +1,11 @@
 // Downloads files. The server is untrusted: paths must stay below the directory, sizes and digests must match.
+#include <algorithm>
 #include <filesystem>
+#include <memory>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "client/client.h"
 #include "client/stubs.h"

@@ -1,7 +1,8 @@
 # Layout of `cmake --install BUILD --component server|trainer|client`, which the Dockerfile uses.
 #   bin/         nibbled (server), nibble (client), nibble-trainer (trainer); the server image has nibble too, because a
 #                container probes itself with it
-#   lib/nibble/  libraries that no Debian package provides: libtorch, CUDA's libraries
+#   lib/nibble/  libraries that no Debian package provides: libtorch, CUDA's libraries, our library of CUDA kernels
+#   share/doc/nibble/LICENSE
 # Components are independent: server and client install no libtorch.
 include_guard(GLOBAL)
 

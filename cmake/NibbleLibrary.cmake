@@ -17,7 +17,8 @@ if(NIBBLE_SANITIZE)
   # headers. -Wno-maybe-uninitialized: with -fsanitize, gcc may warn about variables that are initialized (gcc manual,
   # -fsanitize), and does so for every optional of torch.
   target_compile_options(nibble_flags INTERFACE
-    $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:$<TARGET_PROPERTY:NIBBLE_SEES_TORCH>>>:-fno-sanitize=vptr -Wno-maybe-uninitialized>)
+    $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:$<TARGET_PROPERTY:NIBBLE_SEES_TORCH>>>:-fno-sanitize=vptr>
+    $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:$<TARGET_PROPERTY:NIBBLE_SEES_TORCH>>>:-Wno-maybe-uninitialized>)
   target_link_options(nibble_flags INTERFACE -fsanitize=${NIBBLE_SANITIZE})
 endif()
 
@@ -28,8 +29,9 @@ function(nibble_unity target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${NIBBLE_UNITY} UNITY_BUILD_BATCH_SIZE 4)
 endfunction()
 
-# nibble_program_pch(TARGET SET): a program takes a set of precompiled headers. gcc accepts one only with the option with
-# which it was compiled: -fPIE for the sets of tests, which is the default of programs, -fPIC for those of libraries.
+# nibble_program_pch(TARGET SET): a program takes a set of precompiled headers. gcc accepts one only with the option
+# with which it was compiled: -fPIE for the sets of tests, which is the default of programs, -fPIC for those of
+# libraries.
 function(nibble_program_pch target set)
   target_precompile_headers(${target} REUSE_FROM nibble_pch_${set})
   if(NOT set MATCHES "tests$")
@@ -83,8 +85,8 @@ function(nibble_binary)
 endfunction()
 
 # nibble_test(NAME plan_test SRCS ... DEPS ... [LABELS unit] [DEFINITIONS ...] [PCH tests]): a GoogleTest program. Each
-# test case is a CTest test of its own, so that CTest shows which were skipped. PCH: a set whose name ends in "tests", or
-# one of the libraries. Tests are compiled with NIBBLE_COLD_OPTIONS, because that takes longer than running them.
+# test case is a CTest test of its own, so that CTest shows which were skipped. PCH: a set whose name ends in "tests",
+# or one of the libraries. Tests are compiled with NIBBLE_COLD_OPTIONS, because that takes longer than running them.
 function(nibble_test)
   cmake_parse_arguments(ARG "" "NAME;PCH" "SRCS;DEPS;LABELS;DEFINITIONS" ${ARGN})
   if(NOT ARG_PCH)

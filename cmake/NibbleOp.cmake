@@ -6,10 +6,10 @@
 # MatmulInt8Avx2, MatmulInt8Avx512 and MatmulInt8Cuda. A path that is not built is a null entry of the table: on the
 # CPU, dispatch then takes a slower path, and without any path it returns Unimplemented. There are no stubs.
 #
-# matmul_int8_cpu.cc, plain loops, is required. An AVX path without a file of its own is written here: it is the
-# template `MatmulInt8Vec<Vec>` of `matmul_int8_vec.h` on the vectors of kernels/vec16_*.h. NO_CPU is for an op without
-# a CPU kernel: its .cc runs the CPU path itself. COUNTED_AS: the name of its launches in metrics and events, if it is
-# not the op's own.
+# matmul_int8_cpu.cc, plain loops, is required unless NO_CPU is given. An AVX path without a file of its own is written
+# here: it is the template `MatmulInt8Vec<Vec>` of `matmul_int8_vec.h` on the vectors of kernels/vec16_*.h. NO_CPU is
+# for an op without a CPU kernel: its .cc runs the CPU path itself. COUNTED_AS: the name of its launches in metrics and
+# events, if it is not the op's own.
 function(nibble_op op)
   cmake_parse_arguments(ARG "CUDA;NO_CPU" "COUNTED_AS" "ISA" ${ARGN})
   get_filename_component(name ${op} NAME)
@@ -25,7 +25,9 @@ function(nibble_op op)
 
   set(flags_avx2 "-mavx2;-mfma;-mf16c")
   # gcc 12 warns about its own _mm512_undefined_ps (gcc PR 105593).
-  set(flags_avx512 "$<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized>;$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mavx2;-mfma;-mf16c;-mprefer-vector-width=512")
+  set(flags_avx512
+    "$<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized>" "$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>"
+    -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx2 -mfma -mf16c -mprefer-vector-width=512)
   target_sources(nibble_kernels PRIVATE ops/${op}.cc)
   set(declarations "")
   set(entries "")
@@ -49,7 +51,9 @@ function(nibble_op op)
 #include \"kernels/ops/${op}_vec.h\"
 #include \"kernels/vec16_${path}.h\"
 namespace nibble::kernels {
-LaunchResult ${pascal}${suffix}(const ${pascal}Args& args, const Stream& stream) { return ${pascal}Vec<Vec16${suffix}>(args, stream); }
+LaunchResult ${pascal}${suffix}(const ${pascal}Args& args, const Stream& stream) {
+  return ${pascal}Vec<Vec16${suffix}>(args, stream);
+}
 }  // namespace nibble::kernels
 ")
     endif()

@@ -24,7 +24,8 @@ add_library(nibble::torch ALIAS nibble_torch)
 target_include_directories(nibble_torch SYSTEM INTERFACE
   ${nibble_torch_view} ${nibble_torch_view}/torch/csrc/api/include)
 # CMake passes this property to all targets that include torch's headers; nibble_flags reads it.
-set_target_properties(nibble_torch PROPERTIES INTERFACE_NIBBLE_SEES_TORCH ON COMPATIBLE_INTERFACE_BOOL NIBBLE_SEES_TORCH)
+set_target_properties(nibble_torch PROPERTIES
+  INTERFACE_NIBBLE_SEES_TORCH ON COMPATIBLE_INTERFACE_BOOL NIBBLE_SEES_TORCH)
 # Absolute paths: CMake gives the built program an rpath to their folder, so it runs with no environment variable.
 target_link_libraries(nibble_torch INTERFACE
   ${NIBBLE_TORCH_DIR}/lib/libtorch_cpu.so ${NIBBLE_TORCH_DIR}/lib/libc10.so)

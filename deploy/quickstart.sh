@@ -39,7 +39,8 @@ while (($#)); do
   shift
 done
 
-[[ $task == kinds || $task == definitions ]] || { echo "quickstart: --task is '$task', wanted kinds or definitions" >&2; exit 2; }
+[[ $task == kinds || $task == definitions ]] ||
+  { echo "quickstart: --task is '$task', wanted kinds or definitions" >&2; exit 2; }
 state=$work/state
 say() { printf '\n== %s\n' "$*"; }
 
@@ -94,7 +95,8 @@ if [[ ! -f $root/build/release/CMakeCache.txt ]]; then  # keep an earlier config
   if [[ -e /dev/nvidia0 ]] || { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }; then cuda=ON; fi
   options=("-DNIBBLE_CUDA=$cuda")
 fi
-cmake --preset release "${options[@]}" >"$root/build/configure.log" || { tail -n 30 "$root/build/configure.log" >&2; exit 1; }
+cmake --preset release "${options[@]}" >"$root/build/configure.log" ||
+  { tail -n 30 "$root/build/configure.log" >&2; exit 1; }
 build=(cmake --build --preset release --target nibbled nibble nibble-trainer)
 if [[ -t 1 ]]; then
   "${build[@]}"  # ninja itself keeps its progress in one line
@@ -142,15 +144,17 @@ nibble datasets upload "$work/data/train.jsonl" --name wordnet --format chat
 nibble datasets upload "$work/data/eval.jsonl" --name wordnet-eval --format chat
 
 example="Define: compass"
-if [[ $task == kinds ]]; then example="What kind of thing is this? compass: navigational instrument for finding directions"; fi
+if [[ $task == kinds ]]; then
+  example="What kind of thing is this? compass: navigational instrument for finding directions"
+fi
 head -n 1 "$work/data/train.jsonl"
 head -n 4 "$work/data/eval.jsonl" >"$work/data/shown.jsonl"  # no row of eval.jsonl is in the training data
 head -n 32 "$work/data/eval.jsonl" >"$work/data/score.jsonl"
 
 say "Fine-tuning: QLoRA, $steps steps"
-nibble jobs create --method qlora --base smollm2 --dataset wordnet --eval-dataset wordnet-eval --output smollm2-wordnet \
-  --max-steps "$steps" --micro-batch 4 --seq-len 256 --lr 1e-3 --rank 16 --alpha 32 --seed 1 --save-every 20 --eval-every 20 \
-  --watch
+nibble jobs create --method qlora --base smollm2 --dataset wordnet --eval-dataset wordnet-eval \
+  --output smollm2-wordnet --max-steps "$steps" --micro-batch 4 --seq-len 256 --lr 1e-3 --rank 16 --alpha 32 --seed 1 \
+  --save-every 20 --eval-every 20 --watch
 nibble --json jobs list >"$work/jobs.json"
 job=$(python3 -c 'import json,sys; print(json.load(open(sys.argv[1]))["jobs"][0]["id"])' "$work/jobs.json")
 nibble --json jobs get "$job" >"$work/job.json"
@@ -158,15 +162,18 @@ nibble --json jobs get "$job" >"$work/job.json"
 say "Convert to int8, verify, serve"
 nibble models convert smollm2-wordnet --to int8 --name smollm2-wordnet-int8
 nibble --json models verify smollm2-wordnet-int8 >"$work/verify.json"
-echo "verify: logits equal bit for bit: $(field "$work/verify.json" equal), rows compared: $(field "$work/verify.json" rows)"
+echo "verify: logits equal bit for bit: $(field "$work/verify.json" equal)," \
+     "rows compared: $(field "$work/verify.json" rows)"
 nibble models load smollm2-wordnet  # the adapter on its nf4 base: nibbled compares its logprobs with the trainer's
 
 say "Before and after: held-out questions"
 nibble models compare smollm2 smollm2-wordnet-int8 --prompts "$work/data/shown.jsonl" --max-tokens 40
 rm -f "$work/trained.jsonl" "$work/int8.jsonl"
 if [[ $task == kinds ]]; then  # answers to definitions are not simply right or wrong
-  nibble --json models compare smollm2 smollm2-wordnet --prompts "$work/data/score.jsonl" --max-tokens 8 >"$work/trained.jsonl"
-  nibble --json models compare smollm2-wordnet smollm2-wordnet-int8 --prompts "$work/data/score.jsonl" --max-tokens 8 >"$work/int8.jsonl"
+  nibble --json models compare smollm2 smollm2-wordnet --prompts "$work/data/score.jsonl" --max-tokens 8 \
+    >"$work/trained.jsonl"
+  nibble --json models compare smollm2-wordnet smollm2-wordnet-int8 --prompts "$work/data/score.jsonl" --max-tokens 8 \
+    >"$work/int8.jsonl"
 fi
 nibble --json chat smollm2-wordnet-int8 --message "$example" --max-tokens 48 >"$work/last_answer.json"
 

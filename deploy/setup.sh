@@ -97,7 +97,8 @@ install_apt() {
 
 check_release() {
   local id=unknown version=unknown
-  [[ -r /etc/os-release ]] && id=$(. /etc/os-release && echo "$ID") && version=$(. /etc/os-release && echo "${VERSION_ID-}")
+  [[ -r /etc/os-release ]] && id=$(. /etc/os-release && echo "$ID") &&
+    version=$(. /etc/os-release && echo "${VERSION_ID-}")
   [[ $id == debian && $version == "$NIBBLE_DEBIAN_RELEASE" ]] ||
     say "warning: written for Debian $NIBBLE_DEBIAN_RELEASE; this is $id $version, which has other package versions"
 }
@@ -242,7 +243,8 @@ extract_program() {
       return
     fi
   fi
-  if dpkg-deb --fsys-tarfile "$folder/$package"_*.deb | tar -xC "$folder/programs" --transform 's|.*/||' --wildcards "${paths[@]}"; then
+  if dpkg-deb --fsys-tarfile "$folder/$package"_*.deb |
+    tar -xC "$folder/programs" --transform 's|.*/||' --wildcards "${paths[@]}"; then
     mv "$folder/programs"/* "$bin/"
   else
     say "warning: $name: it is not in the package $package; $without"
@@ -250,7 +252,8 @@ extract_program() {
   rm -rf "$folder"
 }
 
-# Installing the package would start a Prometheus that listens on every address of this machine.
+# Extracts promtool without installing its package, because that starts a Prometheus which listens on every address of
+# this machine. (--full installs the package, which NIBBLE_APT_FULL lists.)
 install_promtool() {
   if command -v promtool >/dev/null || [[ -x $deps/tools/bin/promtool ]]; then
     say "promtool: installed"
@@ -272,7 +275,8 @@ find_go() {
     chmod -R u+x "$site/go/bin" "$site/go/pkg/tool" 2>/dev/null || true
   fi
   # Only the proxy: a fallback to the version control hosts would only delay a failure.
-  go_environment=(CGO_ENABLED=0 GOTOOLCHAIN=local "GOPROXY=$("$go" env GOPROXY | cut -d, -f1 | cut -d'|' -f1)" GOBIN="$deps/tools/bin")
+  go_environment=(CGO_ENABLED=0 GOTOOLCHAIN=local GOBIN="$deps/tools/bin"
+    "GOPROXY=$("$go" env GOPROXY | cut -d, -f1 | cut -d'|' -f1)")
 }
 
 # go_tool NAME KEY COMMAND...: builds a tool unless it is installed in that version. `bin`: the folder of the tools.
@@ -282,7 +286,8 @@ go_tool() {
     return
   fi
   say "$1: building $2"
-  "${@:3}" >"$deps/tools/$1.log" 2>&1 || { tail -n 20 "$deps/tools/$1.log" >&2; fail "cannot build $1; full log: $deps/tools/$1.log"; }
+  "${@:3}" >"$deps/tools/$1.log" 2>&1 ||
+    { tail -n 20 "$deps/tools/$1.log" >&2; fail "cannot build $1; full log: $deps/tools/$1.log"; }
   stamp "tool-$1" "$2"
 }
 
@@ -324,14 +329,16 @@ install_tools() {
   go_tool helm-unittest "$NIBBLE_HELM_UNITTEST" build_helm_unittest
   copy_schemas operator "$NIBBLE_PROMETHEUS_OPERATOR" \
     example/prometheus-operator-crd/monitoring.coreos.com_{servicemonitors,prometheusrules}.yaml
-  copy_schemas kueue "$NIBBLE_KUEUE" config/components/crd/bases/kueue.x-k8s.io_{resourceflavors,clusterqueues,localqueues}.yaml
+  copy_schemas kueue "$NIBBLE_KUEUE" \
+    config/components/crd/bases/kueue.x-k8s.io_{resourceflavors,clusterqueues,localqueues}.yaml
 }
 
 # Kubernetes' own module takes its libraries from folders (staging/) that the Go proxy does not have; they are modules
 # of the same release. So its programs are built from a module that names these.
 make_kubernetes_module() {
   local module=$1 version=${NIBBLE_KUBERNETES#*@} own
-  own=$(cd "$module" && env "${go_environment[@]}" "$go" mod download -json "$NIBBLE_KUBERNETES" | sed -n 's/.*"GoMod": "\(.*\)".*/\1/p')
+  own=$(cd "$module" && env "${go_environment[@]}" "$go" mod download -json "$NIBBLE_KUBERNETES" |
+    sed -n 's/.*"GoMod": "\(.*\)".*/\1/p')
   [[ -f $own ]] || return 1
   printf 'module tools\n\nrequire %s\n\n' "${NIBBLE_KUBERNETES/@/ }" >"$module/go.mod"
   sed -n '/^go /p; /^godebug /p' "$own" >>"$module/go.mod"
@@ -347,7 +354,8 @@ build_kubernetes() {
   flags+=" -X k8s.io/component-base/version.gitVersion=$version -X k8s.io/component-base/version.gitMajor=1"
   flags+=" -X k8s.io/component-base/version.gitMinor=${minor%%.*}"
   # One package at a time: two of the largest together need more than 4 GiB of memory.
-  (cd "$deps/kubernetes/module" && env "${go_environment[@]}" "$go" build -p 1 -trimpath -ldflags "$flags" -o "$bin/$1" "k8s.io/kubernetes/cmd/$1")
+  (cd "$deps/kubernetes/module" && env "${go_environment[@]}" \
+    "$go" build -p 1 -trimpath -ldflags "$flags" -o "$bin/$1" "k8s.io/kubernetes/cmd/$1")
 }
 
 # Kueue's program and the definitions of its types.
@@ -357,7 +365,8 @@ build_kueue() {
   printf 'module tools\n\nrequire %s\n' "${NIBBLE_KUEUE/@/ }" >"$module/go.mod"
   printf '//go:build tools\n\npackage tools\n\nimport _ "sigs.k8s.io/kueue/cmd/kueue"\n' >"$module/tools.go"
   (cd "$module" && env "${go_environment[@]}" "$go" mod tidy &&
-    env "${go_environment[@]}" "$go" build -p 1 -trimpath -ldflags "-s -w" -o "$bin/kueue" sigs.k8s.io/kueue/cmd/kueue) || return 1
+    env "${go_environment[@]}" "$go" build -p 1 -trimpath -ldflags "-s -w" -o "$bin/kueue" \
+      sigs.k8s.io/kueue/cmd/kueue) || return 1
   folder=$(env "${go_environment[@]}" "$go" mod download -json "$NIBBLE_KUEUE" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
   install -m 0644 "$folder"/config/components/crd/bases/*.yaml "$crds/"
 }
@@ -370,7 +379,8 @@ install_node() {
     say "containerd, runc and network plugins: installed"
     return
   fi
-  extract_program containerd containerd "$bin" "$without" ./usr/bin/containerd ./usr/bin/containerd-shim-runc-v2 ./usr/bin/ctr
+  extract_program containerd containerd "$bin" "$without" \
+    ./usr/bin/containerd ./usr/bin/containerd-shim-runc-v2 ./usr/bin/ctr
   extract_program runc runc "$bin" "$without" ./usr/sbin/runc
   extract_program bridge containernetworking-plugins "$cni" "$without" "./usr/lib/cni/*"
 }
@@ -397,7 +407,8 @@ install_kubernetes() {
   go_tool kueue "$NIBBLE_KUEUE" build_kueue
   ((${#missing[@]} > 0)) || return 0
   make_kubernetes_module "$module" "${programs[@]}" >"$deps/tools/kubernetes.log" 2>&1 ||
-    { tail -n 20 "$deps/tools/kubernetes.log" >&2; fail "the Go proxy has no $NIBBLE_KUBERNETES; full log: $deps/tools/kubernetes.log"; }
+    { tail -n 20 "$deps/tools/kubernetes.log" >&2
+      fail "the Go proxy has no $NIBBLE_KUBERNETES; full log: $deps/tools/kubernetes.log"; }
   for name in "${missing[@]}"; do
     go_tool "$name" "$NIBBLE_KUBERNETES" build_kubernetes "$name"
   done

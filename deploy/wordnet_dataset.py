@@ -60,11 +60,11 @@ def main():
         sys.exit(f"{args.source} has {len(first)} usable words, wanted more than {args.eval_rows}")
     args.out.mkdir(parents=True, exist_ok=True)
     for name, words in (("eval", chosen[: args.eval_rows]), ("train", chosen[args.eval_rows:])):
-        with (args.out / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+        with (args.out / f"{name}.jsonl").open("w", encoding="utf-8") as output:
             for word in words:
                 question, answer = question_and_answer(args.task, word, *first[word])
                 messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-                file.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
+                output.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
     size = (args.out / "train.jsonl").stat().st_size
     print(f"{args.out}/train.jsonl: {len(chosen) - args.eval_rows} rows, {size / 1e6:.1f} MB; eval.jsonl: {args.eval_rows} rows")
 

@@ -55,6 +55,7 @@ inline BF16 ToBF16(float x) {
   std::uint32_t u;
   std::memcpy(&u, &x, sizeof u);
   if ((u & 0x7fffffffu) > 0x7f800000u) return BF16{static_cast<std::uint16_t>((u >> 16) | 0x0040u)};  // quiet NaN
+  // Adds just under half of a bf16 unit, and one more if the last kept bit is 1: ties round to even.
   return BF16{static_cast<std::uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
 }
 

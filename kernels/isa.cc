@@ -5,8 +5,8 @@
 namespace nibble::kernels {
 namespace {
 
-// clang 14's __builtin_cpu_supports does not know "f16c": leaf 1, ECX bit 29 (Intel SDM vol. 2A, CPUID). The built-in's
-// check of "avx2" already covers whether the operating system saves the registers.
+// Reads leaf 1, ECX bit 29 (Intel SDM vol. 2A, CPUID), because clang 14's __builtin_cpu_supports does not know "f16c".
+// The built-in's check of "avx2" already covers whether the operating system saves the registers.
 bool HasF16c() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;

@@ -6,7 +6,7 @@
 namespace nibble::kernels {
 namespace {
 
-// The fixed tree: l + (l + 8), then + 4, + 2, + 1.
+// The fixed tree: adds lane l + 8 to lane l, then lanes l + 4, l + 2 and l + 1.
 template <typename T>
 T TreeSum(T (&lanes)[16]) {
   for (int half = 8; half > 0; half /= 2) {

@@ -77,6 +77,7 @@ inline float Log(float x) {
   if (!(x > 0.0f)) return x == 0.0f ? -std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
   if (x > std::numeric_limits<float>::max()) return x;
   const std::uint64_t bits = std::bit_cast<std::uint64_t>(static_cast<double>(x));  // as f64, every float is normal
+  // First m is in [1, 2): the bits of the mantissa with the exponent of 1.0.
   std::int64_t k = static_cast<std::int64_t>(bits >> 52) - 1023;
   double m = std::bit_cast<double>((bits & 0x000fffffffffffffu) | 0x3ff0000000000000u);
   if (m > 1.4142135623730951) {  // sqrt(2)
@@ -94,14 +95,14 @@ inline float Log(float x) {
   p = std::fma(p, z, 1.0 / 5.0);
   p = std::fma(p, z, 1.0 / 3.0);
   p = std::fma(p, z, 1.0);
-  return static_cast<float>(std::fma(static_cast<double>(k), 0x1.62e42fefa39efp-1, 2.0 * s * p));
+  return static_cast<float>(std::fma(static_cast<double>(k), 0x1.62e42fefa39efp-1, 2.0 * s * p));  // ln 2
 }
 
 // Sine and cosine in f64 for |x| < 2^20, to about 2 ulp of f64. Method: x = n pi/2 + r with |r| <= pi/4, and the Taylor
 // series in r, whose first omitted terms are below 1e-19.
 inline void SinCos(double x, double* sin, double* cos) {
-  const double n = std::nearbyint(x * 0x1.45f306dc9c883p-1);
-  double r = std::fma(n, -0x1.921fb54442d18p+0, x);  // pi/2 in two doubles
+  const double n = std::nearbyint(x * 0x1.45f306dc9c883p-1);  // 2/pi
+  double r = std::fma(n, -0x1.921fb54442d18p+0, x);           // pi/2 in two doubles
   r = std::fma(n, -0x1.1a62633145c07p-54, r);
   const double z = r * r;
   double s = 1.0 / 355687428096000.0;  // sine of r; 17!

@@ -59,7 +59,8 @@ void Collect(CLI::App& app, const std::string& words, std::vector<std::string>& 
   for (CLI::App* sub : below) Collect(*sub, base::StrCat(words, words.empty() ? "" : " ", sub->get_name()), names);
 }
 
-// Prints what is wrong with the command line. CLI11 reports a missing command or option before an unknown one, although
+// Prints what is wrong with the command line, or what --help and --version ask for; returns 0 only for these two. CLI11
+// reports a missing command or option before an unknown one, although
 // the unknown one is usually that command or option, spelt wrongly.
 int UsageError(const CLI::App& app, const CLI::ParseError& error, Terminal& terminal) {
   const std::vector<std::string> unknown = app.remaining(/*recurse=*/true);

@@ -20,8 +20,8 @@ inline constexpr int kExitBadInput = 4;            // INVALID_ARGUMENT, OUT_OF_R
 inline constexpr int kExitUnavailable = 5;         // no server, or one that drains
 inline constexpr int kExitFailedPrecondition = 6;  // also ALREADY_EXISTS, ABORTED
 inline constexpr int kExitResourceExhausted = 7;
-inline constexpr int kExitDenied = 9;     // UNAUTHENTICATED, PERMISSION_DENIED
 inline constexpr int kExitCancelled = 8;  // also DEADLINE_EXCEEDED, a watched job that was cancelled
+inline constexpr int kExitDenied = 9;     // UNAUTHENTICATED, PERMISSION_DENIED
 
 int ExitCode(const absl::Status& status);
 

@@ -12,6 +12,7 @@ namespace {
 constexpr std::string_view kSeparator = " | ";
 constexpr std::string_view kIndent = "  ";
 
+// In UTF-8, the bytes of a character after its first have the form 10xxxxxx.
 bool ContinuesCharacter(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
 // Number of bytes in the first line of at most `width` characters. `text` has no line ends.

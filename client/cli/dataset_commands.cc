@@ -39,7 +39,7 @@ absl::Status Upload(Session& session, const std::string& file, const std::string
   header.set_name(name);
   const std::string upload_id = resume.value_or(base::NewId("upload"));
   header.set_upload_id(upload_id);
-  if (resume.has_value()) header.set_resume_offset(0);  // the server knows the offset
+  if (resume.has_value()) header.set_resume_offset(0);  // any value resumes: UploadDataset asks the server for it
   std::optional<ConvertedFile> converted;
   if (!format.has_value()) {
     NIBBLE_RETURN_IF_ERROR(CheckIsJsonLines(file));
@@ -136,8 +136,7 @@ void AddDatasetCommands(CLI::App& app, Session& session) {
     sub->add_option("--name", o->name, "Name of the new dataset")->required();
     sub->add_option("--format", o->format,
                     "Format of the rows (default: detected from the first row). json (an array), csv, alpaca and "
-                    "sharegpt are converted; "
-                    "the rows of the last two become chats")
+                    "sharegpt are converted; the rows of the last two become chats")
         ->check(CLI::IsMember({"text", "prompt_completion", "chat", "json", "csv", "alpaca", "sharegpt"}));
     sub->add_option("--resume", o->resume, "Id of an interrupted upload to continue (see: nibble uploads list)");
     sub->callback([&session, o] {

@@ -119,7 +119,7 @@ absl::StatusOr<std::vector<std::string>> NextRecord(std::string_view text, std::
   std::vector<std::string> fields(1);
   while (at < text.size()) {
     if (text[at] == '"' && fields.back().empty()) {
-      for (++at;; ++at) {
+      for (++at;; ++at) {  // to the closing quote; two quotes in a row stand for one
         if (at == text.size()) return absl::InvalidArgumentError("a quote has no end");
         if (text[at] == '"' && (++at == text.size() || text[at] != '"')) break;
         fields.back() += text[at];

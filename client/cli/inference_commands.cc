@@ -121,7 +121,7 @@ absl::StatusOr<v1::GenerateResponse> UncheckedAnswer(Session& session, const v1:
 absl::Status Generate(Session& session, const GenerateOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(v1::GenerateRequest request, BaseRequest(options));
   NIBBLE_ASSIGN_OR_RETURN(*request.mutable_text(), TextOf("prompt", options.prompt, options.prompt_file));
-  if (!session.json) return Stream(session, request, false).status();
+  if (!session.json) return Stream(session, request, /*chat=*/false).status();
   NIBBLE_ASSIGN_OR_RETURN(const auto response, WholeAnswer(session, request, /*chat=*/false));
   session.Print(GenerateJson(response, options.logprobs.has_value()));
   return absl::OkStatus();
@@ -164,7 +164,7 @@ absl::Status Chat(Session& session, const GenerateOptions& options) {
     NIBBLE_RETURN_IF_ERROR(CheckText("message", *options.message));
     AddMessage(request, "user", *options.message);
     NIBBLE_RETURN_IF_ERROR(WarnIfTrainedWithoutTemplate(session, options.model));
-    if (!session.json) return Stream(session, request, true).status();
+    if (!session.json) return Stream(session, request, /*chat=*/true).status();
     NIBBLE_ASSIGN_OR_RETURN(const auto response, WholeAnswer(session, request, /*chat=*/true));
     session.Print(GenerateJson(response, options.logprobs.has_value()));
     return absl::OkStatus();
@@ -178,7 +178,7 @@ absl::Status Chat(Session& session, const GenerateOptions& options) {
     if (!std::getline(session.terminal.in, line) || line.empty()) return absl::OkStatus();
     NIBBLE_RETURN_IF_ERROR(CheckText("message", line));
     AddMessage(request, "user", line);
-    NIBBLE_ASSIGN_OR_RETURN(const std::string answer, Stream(session, request, true));
+    NIBBLE_ASSIGN_OR_RETURN(const std::string answer, Stream(session, request, /*chat=*/true));
     AddMessage(request, "assistant", answer);
   }
 }

@@ -20,7 +20,8 @@ struct LogOptions {
   std::optional<std::int64_t> tail;
 };
 
-// Prints a log that arrives in pieces: its bytes, or the text that they are if the output is a terminal or JSON.
+// Prints a log that arrives in pieces. A terminal and JSON get whole characters; any other output gets the bytes
+// unchanged.
 class LogPrinter {
  public:
   LogPrinter(Session& session, std::string job) : session_(session), job_(std::move(job)) {}
@@ -46,7 +47,7 @@ class LogPrinter {
     Print(offset, text);
     next_ = chunk.offset() + static_cast<std::int64_t>(chunk.data().size());
   }
-  // Prints what was held back because it may be the beginning of a character.
+  // Prints U+FFFD in place of the bytes held back as the possible beginning of a character.
   void End() {
     if (rest_.empty()) return;
     const std::int64_t offset = next_ - static_cast<std::int64_t>(rest_.size());

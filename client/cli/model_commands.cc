@@ -152,7 +152,7 @@ absl::Status Import(Session& session, const ImportOptions& options) {
   v1::UploadModelHeader header;
   header.set_name(base::IsValidUtf8(shown) ? shown : name);
   header.set_upload_id(options.resume.value_or(base::NewId("upload")));
-  if (options.resume.has_value()) header.set_resume_offset(0);  // the server knows the offset
+  if (options.resume.has_value()) header.set_resume_offset(0);  // any value resumes: UploadModel asks the server for it
   const auto upload = session.client().UploadModel(header, files, progress.Show());
   if (!upload.ok()) return WithResumeHint(upload.status(), header.upload_id());
   v1::ImportModelRequest request;
@@ -479,8 +479,7 @@ void AddConvert(CLI::App& models, Session& session) {
   sub->add_option("--name", o->name, "Name of the new model")->required();
   sub->add_option("--head", o->head,
                   "int8: format of the LM head (default as the base's for an adapter on an int8 base, bf16 for another "
-                  "adapter or "
-                  "a model that a job trained, else int8)")
+                  "adapter or a model that a job trained, else int8)")
       ->check(CLI::IsMember({"int8", "bf16"}));
   sub->add_option("--activations", o->activations,
                   "int8: what linears multiply, int8 or bf16 rows (default int8, or as in int8 training and in an "

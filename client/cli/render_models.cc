@@ -70,7 +70,8 @@ Json PreviewJson(const v1::PreviewDatasetResponse& preview) {
 namespace {
 
 // The bytes of a character may belong to several tokens, each of which then has the text U+FFFD. For the group of
-// such tokens that begins with `first`, returns where its text ends and the index of the token after it.
+// such tokens that begins with token `first`, whose text begins at byte `begin`, returns where the group's text ends
+// and the index of the token after the group.
 std::pair<std::size_t, int> EndOfGroup(const v1::PreviewRow& row, std::size_t begin, int first) {
   for (int next = first + 1; next < row.token_texts_size(); ++next) {
     const std::string& token = row.token_texts(next);

@@ -19,6 +19,7 @@ double Seconds() { return std::chrono::duration<double>(std::chrono::steady_cloc
 }  // namespace
 
 std::size_t Width(std::string_view text) {
+  // Counts first bytes: in UTF-8, the other bytes of a character have the form 10xxxxxx.
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
@@ -78,7 +79,7 @@ void Progress::Draw(bool now) {
 
 void Progress::End() {
   if (open_) {
-    Draw(true);
+    Draw(/*now=*/true);
     terminal_.err << '\n' << std::flush;
   }
   open_ = false;

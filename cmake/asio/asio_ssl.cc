@@ -1,2 +1,3 @@
-// As asio.cc, for Asio's TLS: an object of its own, so that programs without TLS do not link it.
+// Compiles Asio's TLS once, as asio.cc does for the rest. It is an object of its own, so that programs without TLS do
+// not link it.
 #include <boost/asio/ssl/impl/src.hpp>

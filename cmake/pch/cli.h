@@ -1,5 +1,5 @@
-// Precompiled for what reads a command line: grpc.h and CLI11, which consists of headers only. Not in grpc.h: it makes
-// each of the many files that use gRPC and its tests a fifth slower to compile.
+// Precompiled for code that reads a command line: grpc.h and CLI11, which consists of headers only. grpc.h does not
+// include CLI11, because each of the many files that use gRPC would take a fifth longer to compile.
 #pragma once
 
 #include <CLI/CLI.hpp>

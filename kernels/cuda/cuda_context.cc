@@ -75,6 +75,7 @@ struct CudaContext::Impl {
   // Types, m, n, k, lda, ldb, ldd, and the alignments of a, b and d.
   using Key = std::tuple<CublasLtProblem::Types, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
                          std::int64_t, std::uint32_t, std::uint32_t, std::uint32_t>;
+  static constexpr std::size_t kAlignmentA = 7, kAlignmentB = 8, kAlignmentD = 9;  // indices in Key
 
   cublasStatus_t MakePlan(const CublasLtProblem& p, const Key& key, Plan* plan);
   // The message names the problem; it lives until the next error of this context.
@@ -115,10 +116,11 @@ cublasStatus_t CudaContext::Impl::MakePlan(const CublasLtProblem& p, const Key& 
   // Add the parts of a split sum in the compute type: by default they may be added in bf16 when the output is bf16.
   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
          static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, std::get<7>(key));
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, std::get<8>(key));
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, std::get<9>(key));
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, std::get<9>(key));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, std::get<kAlignmentA>(key));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, std::get<kAlignmentB>(key));
+  // c, the addend of an accumulating product, is d.
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, std::get<kAlignmentD>(key));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, std::get<kAlignmentD>(key));
   cublasLtMatmulHeuristicResult_t result = {};
   int found = 0;
   then([&] {

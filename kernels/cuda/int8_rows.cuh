@@ -51,6 +51,8 @@ __device__ inline int KeyIndex(unsigned long long key) {
   return static_cast<int>(0xffffffffu - static_cast<unsigned>(key & 0xffffffffu));
 }
 
+constexpr unsigned long long kAboveAllKeys = ~0ull;
+
 // The largest key below `below`, or 0. Every thread must call it; all get the same result.
 template <typename Get>
 __device__ unsigned long long LargestKeyBelow(Get get, int cols, unsigned long long below, Int8RowShared* shared) {
@@ -97,6 +99,7 @@ struct QuantizeInt8Job {
   float* absmax;  // kGiven: one value; kFind: receives one per row
 };
 
+// Writes the codes and the scale of a row. Elements whose keys are above largest_kept are outliers: their codes are 0.
 template <typename Get>
 __device__ void WriteCodes(Get get, float absmax, const QuantizeInt8Job& job, std::int64_t row,
                            unsigned long long largest_kept) {
@@ -132,9 +135,9 @@ __device__ void QuantizeInt8Row(Get get, const QuantizeInt8Job& job, std::int64_
   unsigned long long chosen[kMaxOutliers];
   int count = 0;
   if (job.row_scale == RowScale::kGiven) {
-    WriteCodes(get, *job.absmax, job, row, ~0ull);
+    WriteCodes(get, *job.absmax, job, row, kAboveAllKeys);  // no outliers
   } else {
-    unsigned long long best = LargestKeyBelow(get, cols, ~0ull, shared);
+    unsigned long long best = LargestKeyBelow(get, cols, kAboveAllKeys, shared);
     if (job.row_scale == RowScale::kFind) {
       if (threadIdx.x == 0) job.absmax[row] = KeyMagnitude(best);
       return;
@@ -148,7 +151,7 @@ __device__ void QuantizeInt8Row(Get get, const QuantizeInt8Job& job, std::int64_
       }
     }
     // best is now the largest remaining key: all keys above it are outliers.
-    WriteCodes(get, KeyMagnitude(best), job, row, count > 0 ? best : ~0ull);
+    WriteCodes(get, KeyMagnitude(best), job, row, count > 0 ? best : kAboveAllKeys);
   }
   if (threadIdx.x == 0 && out.num_outliers != nullptr) EmitOutliers(get, chosen, count, out, row);
 }

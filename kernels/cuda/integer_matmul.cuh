@@ -53,7 +53,7 @@ LaunchResult MultiplyManyIntegerRows(const IntegerEpilogue<Weight>& epilogue, co
                                      const IntegerKernelNames& names, Unpack unpack) {
   const Weight& w = epilogue.w;
   const QuantizedRows& x = epilogue.x;
-  const std::int64_t padded_n = RoundUp(w.rows, 16);
+  const std::int64_t padded_n = RoundUp(w.rows, kInt8TileRows);  // whole tiles; a ternary tile has as many rows
   const std::int64_t rows_at_a_time = std::max<std::int64_t>(16, std::min(x.rows, kMaxScratchSums / padded_n));
   const std::int64_t weight_bytes = RoundUp(padded_n * w.padded_k, 256);
   void* scratch = nullptr;

@@ -63,7 +63,8 @@ struct QuantizedRows {
 struct PackedInt8Weight {
   const std::int8_t* tiles = nullptr;  // [ceil(N/16), padded_k/4, 16, 4]
   const float* scale = nullptr;        // [N]
-  // [ceil(N/16)*16], sum over k of w[n, k]. The AVX-512 path adds 128 to activation codes and subtracts 128 * row_sum.
+  // [ceil(N/16)*16], sum over k of w[n, k]. The AVX-512 path adds 128 to activation codes, because vpdpbusd reads them
+  // as unsigned, and subtracts 128 * row_sum.
   const std::int32_t* row_sum = nullptr;
   std::int64_t rows = 0;      // N
   std::int64_t cols = 0;      // K

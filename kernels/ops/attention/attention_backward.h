@@ -21,9 +21,9 @@ namespace nibble::kernels {
 //   grad_k, grad_v    [T, KV * d]  f32; the same
 // Requires H % KV == 0. Same bits on every path if the inputs are finite; a NaN or an infinity stays in its segment.
 // Memory: 8 * H * d bytes per row of the segments if query heads share KV heads; for each thread, 4 * d bytes per row
-// of the longest segment, and some 2 kB * d. Errors: InvalidArgument (shape, dtype, segments), Unimplemented (no kernel
-// for device), ResourceExhausted. Source: FlashAttention arXiv:2205.14135, algorithm 4. Golden: tests/golden/kernels
-// (torch autograd in float64).
+// of the longest segment, about 1800 * d bytes for its blocks, and 32 KiB. Errors: InvalidArgument (shape, dtype,
+// segments), Unimplemented (no kernel for device), ResourceExhausted. Source: FlashAttention arXiv:2205.14135,
+// algorithm 4. Golden: tests/golden/kernels (torch autograd in float64).
 absl::Status AttentionBackward(const AttentionBackwardArgs& args, const Stream& stream);
 
 }  // namespace nibble::kernels

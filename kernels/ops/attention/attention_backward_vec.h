@@ -33,6 +33,7 @@ class AttentionBackwardHead {
       : args_(args), sums_(sums), d_(args.q.cols / args.num_heads), padded_d_((d_ + 15) / 16 * 16) {
     const std::int64_t rows = (longest + kBlock - 1) / kBlock * kBlock;
     const std::int64_t block = kBlock * padded_d_;
+    // The sum of the take() calls below.
     const std::int64_t floats = rows * padded_d_ + rows + 7 * block + 2 * kBlock * kBlock;
     scratch_.reset(new (std::align_val_t{64}, std::nothrow) float[static_cast<std::size_t>(floats)]);
     float* next = scratch_.get();
@@ -151,21 +152,23 @@ class AttentionBackwardHead {
     for (std::int64_t i = 0; i < queries; i += kRows) {
       // A query of the diagonal block sees the keys up to itself: later vectors are neither computed nor read.
       const std::int64_t columns = ((diagonal ? i + kRows : keys) + 15) / 16 * 16;
-      Tiles({q_ + i * padded_d_, padded_d_, 1}, {k_transposed_, kBlock}, d_, true, p_ + i * kBlock, kBlock, columns);
-      Tiles({grad_out_ + i * padded_d_, padded_d_, 1}, {v_transposed_, kBlock}, d_, true, ds_ + i * kBlock, kBlock,
-            columns);
+      Tiles({q_ + i * padded_d_, padded_d_, 1}, {k_transposed_, kBlock}, d_, /*from_zero=*/true, p_ + i * kBlock,
+            kBlock, columns);
+      Tiles({grad_out_ + i * padded_d_, padded_d_, 1}, {v_transposed_, kBlock}, d_, /*from_zero=*/true,
+            ds_ + i * kBlock, kBlock, columns);
       for (std::int64_t r = i; r < i + kRows; ++r) FindScores(query + r, diagonal ? r + 1 : kBlock, r, columns);
     }
     for (std::int64_t j = 0; j < keys; j += kRows) {
       const std::int64_t first = diagonal ? j : 0;  // the first query that sees a key of the tile
       const std::int64_t n = queries - first;
       const auto left = [&](const float* scores) { return TileLeft{scores + first * kBlock + j, 1, kBlock}; };
-      Tiles(left(p_), {grad_out_ + first * padded_d_, padded_d_}, n, false, grad_v_ + j * padded_d_, padded_d_,
+      Tiles(left(p_), {grad_out_ + first * padded_d_, padded_d_}, n, /*from_zero=*/false, grad_v_ + j * padded_d_,
+            padded_d_, padded_d_);
+      Tiles(left(ds_), {q_ + first * padded_d_, padded_d_}, n, /*from_zero=*/false, grad_k_ + j * padded_d_, padded_d_,
             padded_d_);
-      Tiles(left(ds_), {q_ + first * padded_d_, padded_d_}, n, false, grad_k_ + j * padded_d_, padded_d_, padded_d_);
     }
     for (std::int64_t i = 0; i < queries; i += kRows) {
-      Tiles({ds_ + i * kBlock, kBlock, 1}, {k_, padded_d_}, diagonal ? i + kRows : keys, false,
+      Tiles({ds_ + i * kBlock, kBlock, 1}, {k_, padded_d_}, diagonal ? i + kRows : keys, /*from_zero=*/false,
             grad_q_ + (query + i) * padded_d_, padded_d_, padded_d_);
     }
   }

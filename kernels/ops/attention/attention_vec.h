@@ -198,7 +198,7 @@ class TiledAttention {
         if (key == 0 && next != nullptr) {  // next has 2 * 32 * d elements: 64 for each i
 #pragma GCC unroll 4
           for (std::size_t line = 0; line < sizeof(T); ++line)
-            __builtin_prefetch(next + 64 * i + 64 / sizeof(T) * line, 0, 2);
+            __builtin_prefetch(next + 64 * i + 64 / sizeof(T) * line, /*rw=*/0, /*locality=*/2);
         }
         Vec k[kWide];
 #pragma GCC unroll 4
