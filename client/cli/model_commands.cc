@@ -437,7 +437,7 @@ void AddImport(CLI::App& models, Session& session) {
                   "if PATH is in the hub's cache, else the absolute PATH)");
   sub->add_flag("--random", o->random,
                 "For pre-training: the directory has config.json and a tokenizer, but no weights, which are drawn");
-  sub->add_option("--seed", o->seed, "--random: seed of the weights (default 0)");
+  sub->add_option("--seed", o->seed, "--random: seed of the weights (default 0)")->check(WholeNumber);
   sub->add_option("--tokenizer-dataset", o->tokenizer_dataset,
                   "--random: dataset that a new tokenizer of up to config.json's vocab_size tokens is trained on "
                   "(default: the directory has tokenizer.json)");
@@ -509,7 +509,8 @@ void AddExport(CLI::App& models, Session& session) {
                   "For a ternary model: linear class of transformers (default bitlinear)")
       ->check(CLI::IsMember({"bitlinear", "autobitlinear"}));
   sub->add_option("--max-shard-bytes", o->max_shard_bytes,
-                  "Maximum bytes of tensors per file, for hf and compressed-tensors (default 5000000000)");
+                  "Maximum bytes of tensors per file, for hf and compressed-tensors (default 5000000000)")
+      ->check(WholeNumber);
   sub->add_option("--out", o->out, "Output directory; created if missing, refused if it is not empty")->required();
   sub->add_flag("--force", o->force, "Write into --out even if it is not empty; files of the same names are replaced");
   sub->callback([&session, o] { session.command = [&session, o] { return Export(session, *o); }; });

@@ -199,28 +199,31 @@ TEST(ExitCodeTest, MethodsThatTheServerLacksReportUnimplemented) {
 
 TEST(ExitCodeTest, UsageErrorExitsWith2) {
   FakeServer server;
-  const std::vector<std::vector<std::string>> wrong = {{},
-                                                       {"models"},
-                                                       {"nothing"},
-                                                       {"models", "get"},
-                                                       {"models", "get", "a", "b"},
-                                                       {"models", "import", "x"},
-                                                       {"models", "convert", "a", "--to", "int7", "--name", "b"},
-                                                       {"models", "export", "a", "--format", "zip", "--out", "d"},
-                                                       {"datasets", "upload", "f", "--name", "d", "--format", "xml"},
-                                                       {"generate", "m"},
-                                                       {"score", "m"},
-                                                       {"generate", "m", "--prompt", "a", "--prompt-file", "b"},
-                                                       {"score", "m", "--text", "a", "--file", "b"},
-                                                       {"jobs", "create", "--lr", "fast"},
-                                                       {"jobs", "create", "--max-steps", "1.5"},
-                                                       {"jobs", "create", "--rank", "99999999999"},
-                                                       {"jobs", "create", "--method", "dpo"},
-                                                       {"jobs", "create", "--seed", "99999999999999999999"},
-                                                       {"generate", "m", "--prompt", "a", "--seed", "1e3"},
-                                                       {"--timeout", "-1", "server", "info"},
-                                                       {"--timeout", "nan", "server", "info"},
-                                                       {"server", "info", "--unknown"}};
+  const std::vector<std::vector<std::string>> wrong = {
+      {},
+      {"models"},
+      {"nothing"},
+      {"models", "get"},
+      {"models", "get", "a", "b"},
+      {"models", "import", "x"},
+      {"models", "convert", "a", "--to", "int7", "--name", "b"},
+      {"models", "export", "a", "--format", "zip", "--out", "d"},
+      {"datasets", "upload", "f", "--name", "d", "--format", "xml"},
+      {"generate", "m"},
+      {"score", "m"},
+      {"generate", "m", "--prompt", "a", "--prompt-file", "b"},
+      {"score", "m", "--text", "a", "--file", "b"},
+      {"jobs", "create", "--lr", "fast"},
+      {"jobs", "create", "--max-steps", "1.5"},
+      {"jobs", "create", "--rank", "99999999999"},
+      {"jobs", "create", "--method", "dpo"},
+      {"jobs", "create", "--seed", "99999999999999999999"},
+      {"generate", "m", "--prompt", "a", "--seed", "1e3"},
+      {"models", "import", "d", "--name", "m", "--random", "--seed", "99999999999999999999"},
+      {"models", "export", "m", "--format", "hf", "--out", "d", "--max-shard-bytes", "99999999999999999999"},
+      {"--timeout", "-1", "server", "info"},
+      {"--timeout", "nan", "server", "info"},
+      {"server", "info", "--unknown"}};
   for (const auto& arguments : wrong) {
     const Result result = RunNibble(server, arguments);
     EXPECT_EQ(result.exit, 2) << ::testing::PrintToString(arguments) << result.err;
