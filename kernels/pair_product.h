@@ -53,13 +53,16 @@ class PairProduct {
     // The panel width that gives the busiest thread the fewest columns; on a tie, the wider one. Each choice keeps 24
     // vectors of sums in registers.
     const std::int64_t threads = stream_.pool == nullptr ? 1 : stream_.pool->num_threads();
-    std::int64_t width = 0, fewest = 0;
+    std::int64_t width_vectors = 0, fewest = 0;
     for (const std::int64_t vectors : {4, 3, 2}) {
       const std::int64_t panels = (n_ + 16 * vectors - 1) / (16 * vectors);
       const std::int64_t columns = (panels + threads - 1) / threads * 16 * vectors;
-      if (width == 0 || columns < fewest) width = vectors, fewest = columns;
+      if (width_vectors == 0 || columns < fewest) {
+        width_vectors = vectors;
+        fewest = columns;
+      }
     }
-    switch (width) {
+    switch (width_vectors) {
       case 4: return Panels<6, 4>();
       case 3: return Panels<8, 3>();
       default: return Panels<12, 2>();

@@ -95,7 +95,8 @@ void ThreadPool::Work() {
     lock.unlock();
     TakeRanges(body, n, chunk);
     if (helpers_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      // Taking the lock orders the notification after the caller's last check of helpers_ before the caller sleeps.
+      // Take the lock once: a caller that saw helpers_ above 0 holds it until it sleeps, and would miss an earlier
+      // notification.
       lock.lock();
       lock.unlock();
       done_.notify_all();

@@ -109,7 +109,7 @@ struct TopSelect {
     for (std::int64_t i = last.id / Vec::kLanes * Vec::kLanes; i < size; i += Vec::kLanes) {
       const Vec v = LoadTail(x, i, size);
       std::uint32_t mask = ~Vec::MaskGreater(value, v) & ~Vec::MaskGreater(v, value) & ValidLanes(i, size);
-      if (i <= last.id) mask &= ~0u << (last.id - i) << 1;
+      if (i <= last.id) mask &= ~0u << (last.id - i + 1);  // ids above last.id
       Append(x, i, mask, entries);
     }
   }

@@ -14,7 +14,9 @@ namespace nibble::kernels {
 
 struct Vec16Avx2 {
   static constexpr int kLanes = 16;
-  static constexpr int kVectors = 8;  // that fit the 16 registers
+  static constexpr int kVectors = 8;  // number of vectors that fit into the 16 registers
+  // permute4x64 after a pack of two registers, which works within 128-bit lanes: quadwords 0, 2, 1, 3.
+  static constexpr int kAfterPack = 0xd8;
   __m256 lo, hi;
 
   static Vec16Avx2 Set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -52,7 +54,7 @@ struct Vec16Avx2 {
   }
   void Store(BF16* p) const {
     const __m256i packed = _mm256_packus_epi32(Narrow(lo), Narrow(hi));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, kAfterPack));
   }
   template <typename T>
   void StorePartial(T* p, int n) const {
@@ -115,7 +117,8 @@ struct Vec16Avx2 {
     return static_cast<std::uint32_t>(lo_mask | hi_mask << 8);
   }
   __m256i Words() const {
-    return _mm256_permute4x64_epi64(_mm256_packs_epi32(_mm256_cvtps_epi32(lo), _mm256_cvtps_epi32(hi)), 0xd8);
+    const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(lo), _mm256_cvtps_epi32(hi));
+    return _mm256_permute4x64_epi64(packed, kAfterPack);
   }
   // Lanes must hold integers in the range of the type.
   void StoreCodes(std::int16_t* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), Words()); }

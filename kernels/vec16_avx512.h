@@ -10,7 +10,7 @@ namespace nibble::kernels {
 
 struct Vec16Avx512 {
   static constexpr int kLanes = 16;
-  static constexpr int kVectors = 32;  // that fit the 32 registers
+  static constexpr int kVectors = 32;  // number of vectors that fit into the 32 registers
   __m512 v;
 
   static Vec16Avx512 Set1(float x) { return {_mm512_set1_ps(x)}; }

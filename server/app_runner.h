@@ -10,7 +10,7 @@ namespace nibble {
 
 struct TrainerRunner {
   std::unique_ptr<jobs::Runner> runner;
-  std::string name_space;  // of Kubernetes, in which trainers run; "" for --runner local
+  std::string name_space;  // the Kubernetes namespace in which trainers run; "" for --runner local
 };
 
 // The runner that --runner names. Errors with --runner kubernetes: InvalidArgument (a flag that is missing or has a bad

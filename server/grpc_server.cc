@@ -93,7 +93,7 @@ absl::Status StartReports(const AppOptions& options, auth::Authority& authority,
   if (address.empty()) return absl::OkStatus();
   grpc::ServerBuilder builder;
   ApplyLimits(options, builder);
-  // The public connections cannot use up this memory, nor the other way round.
+  // Neither these connections nor the public ones can use up the memory of the other.
   grpc::ResourceQuota quota("nibbled-reports");
   quota.Resize(kReportMemoryBytes).SetMaxThreads(options.max_rpc_threads);
   builder.SetResourceQuota(quota);

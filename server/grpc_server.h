@@ -33,8 +33,8 @@ struct GrpcServer {
   std::unique_ptr<auth::TlsWatch> tls;  // null without TLS
   std::unique_ptr<grpc::Server> server;
   int port = 0;
-  // Of --report_address; null without. A server of its own: without TLS, gRPC runs no check of ours, and this server
-  // has no other method.
+  // Of --report_address; null without. A server of its own, with no other method, because without TLS gRPC runs no
+  // check of ours before a call.
   std::unique_ptr<grpc::Server> reports;
   int report_port = 0;
   std::string trainer_address;  // "unix:..." if trainers cannot use the public listener; "" if they can

@@ -161,11 +161,12 @@ void Authority::LookIfDue() {
 
 void Authority::Look() {
   next_look_ = clock_.Monotonic() + options_.reload;
-  const bool reported = unreadable_;
+  const bool was_unreadable = unreadable_;
   const absl::Status status = Load();
   if (status.ok()) return;
   // Keep the old principals: a file that is half written or briefly missing must not lock anyone out.
-  if (!reported || !unreadable_) {
+  const bool is_logged = was_unreadable && unreadable_;  // Load reports a text that does not parse only once
+  if (!is_logged) {
     base::LogError("token file rejected; the last valid one stays in use", {{"error", std::string(status.message())}});
   }
 }

@@ -48,7 +48,7 @@ class CaFile {
  public:
   // Errors: those of ReadCaFile.
   static absl::StatusOr<std::unique_ptr<CaFile>> Open(const char* flag, const std::string& path);
-  // Reads the file now. Logs changes since the last read once.
+  // Reads the file now. Logs each new reason why it cannot be used, and once that it can be used again.
   std::string Read();
 
  private:
@@ -66,7 +66,7 @@ class CaFile {
 inline constexpr std::chrono::seconds kTlsLook(4);
 
 struct TlsHealth {
-  absl::Status files;      // current result of CheckTlsFiles
+  absl::Status files;      // result of CheckTlsFiles, or Unavailable: good files could not be copied
   absl::Time cert_expiry;  // of the certificates in use
   absl::Time client_ca_expiry = absl::InfiniteFuture();
 };

@@ -187,7 +187,9 @@ absl::StatusOr<Json> ParseJsonFile(std::string_view text, std::string_view file)
   const std::string_view before = text.substr(0, *builder.malformed_at);
   const auto line = 1 + std::count(before.begin(), before.end(), '\n');
   const std::string_view in_line = before.substr(before.rfind('\n') + 1);  // npos + 1 is 0
-  const auto column = 1 + std::count_if(in_line.begin(), in_line.end(), [](char c) { return (c & 0xC0) != 0x80; });
+  // In UTF-8, all bytes of a character but the first are 10xxxxxx.
+  const auto begins_character = [](char c) { return (c & 0xC0) != 0x80; };
+  const auto column = 1 + std::count_if(in_line.begin(), in_line.end(), begins_character);
   return absl::InvalidArgumentError(StrCat(file, ", line ", line, ", column ", column, ": malformed JSON"));
 }
 

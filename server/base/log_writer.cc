@@ -50,8 +50,8 @@ class LogQueue {
       return lines_.empty() && unreported_ == 0 && !writing_;
     });
   }
-  // Afterwards callers print their own lines again, unless a write still stalls (not `flushed`): theirs would stall
-  // too.
+  // Afterwards callers print their own lines again. If a write still stalls (not `flushed`), they keep using the queue,
+  // because their own writes would stall too.
   void Close(bool flushed) {
     MutexLock lock(mutex_);
     open_ = !flushed;

@@ -22,6 +22,7 @@ std::int64_t MemoryBudget::limit() const {
 }
 
 std::shared_ptr<const void> MemoryBudget::Handle(std::int64_t bytes, std::shared_ptr<const void> of_within) {
+  // Points to the budget only to be non-null; the deleter gives the bytes back.
   return std::shared_ptr<const void>(this,
                                      [self = shared_from_this(), bytes, of_within = std::move(of_within)](const void*) {
                                        MutexLock back(self->mutex_);
@@ -31,7 +32,10 @@ std::shared_ptr<const void> MemoryBudget::Handle(std::int64_t bytes, std::shared
 
 std::shared_ptr<const void> MemoryBudget::TryTake(std::int64_t bytes) {
   std::shared_ptr<const void> of_within;
-  if (within_ != nullptr && (of_within = within_->TryTake(bytes)) == nullptr) return nullptr;
+  if (within_ != nullptr) {
+    of_within = within_->TryTake(bytes);
+    if (of_within == nullptr) return nullptr;
+  }
   {
     MutexLock lock(mutex_);
     if (bytes > LeftHere()) return nullptr;

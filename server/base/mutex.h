@@ -1,4 +1,4 @@
-// Locks with the annotations that clang's -Wthread-safety needs (preset `clang`) and the standard library's locks lack.
+// Locks with annotations for clang's -Wthread-safety (preset `clang`), because the standard library's locks have none.
 // They wrap the standard locks because ThreadSanitizer understands those, but not absl's as Debian builds them.
 #pragma once
 #include <chrono>

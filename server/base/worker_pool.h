@@ -18,7 +18,7 @@
 namespace nibble::base {
 
 // Threads for work of handlers that may block; gRPC's own threads must not block. Tasks of one principal begin in the
-// order of arrival. Principals take turns, and no principal may use all threads, because a task may take long.
+// order of arrival. Principals take turns, and none may use all of several threads, because a task may take long.
 // Thread-safe.
 class WorkerPool {
  public:
@@ -90,7 +90,7 @@ class Pump : public std::enable_shared_from_this<Pump> {
 
   WorkerPool& workers_;
   const std::function<void()> body_;
-  std::atomic<int> wakes_{0};
+  std::atomic<int> wakes_{0};  // not served yet; above 0 while a run is queued or in progress
 };
 
 }  // namespace nibble::base

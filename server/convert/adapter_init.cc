@@ -79,7 +79,8 @@ absl::StatusOr<std::vector<float>> ErrorOf(const ConstMatrix& w, const Nf4Codes&
   return error;
 }
 
-// The base is Q of the last iteration, so `rest` is what that iteration quantized: W less the parts of the one before.
+// `rest` holds W at first. The base is Q of the last iteration, so `rest` is at the end what that iteration quantized:
+// W minus the parts that the iteration before it found.
 absl::StatusOr<LowRank> Loftq(const std::string& name, const ConstMatrix& w, const AdapterInit& init, std::int64_t rank,
                               const model::Nf4Options& nf4, const kernels::Stream& stream,
                               const base::Cancelled& cancelled, std::vector<float>& rest) {
@@ -133,7 +134,8 @@ absl::StatusOr<InitialAdapter> MakeInitialAdapter(const std::string& name, Weigh
   } else {
     NIBBLE_ASSIGN_OR_RETURN(parts, Decompose(name, w, adapter.rank, stream, cancelled));
   }
-  // As PEFT does for PiSSA: the singular values are divided by the scaling, and A and B share their root.
+  // As PEFT does for PiSSA: divides the singular values by the scaling. A and B each hold the root of the values, so
+  // each is divided by the root of the scaling.
   const double root = std::sqrt(adapter.scaling);
   for (std::vector<float>* values_of : {&parts.a, &parts.b}) {
     for (float& value : *values_of) value = static_cast<float>(static_cast<double>(value) / root);

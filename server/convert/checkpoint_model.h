@@ -27,7 +27,7 @@ absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files,
                                                         const std::string& scratch, const std::string& target,
                                                         const kernels::Stream& stream);
 
-// For a lora job: the adapter stays on the f32 or bf16 base on which it was trained. Errors: FailedPrecondition
+// For a lora job: the adapter stays on the f32, bf16 or int8 base on which it was trained. Errors: FailedPrecondition
 // (NOT_SERVABLE) and DataLoss as above, those of MakeLoraModel.
 absl::StatusOr<model::ArtifactInfo> MakeLoraCheckpointModel(base::FileSystem& files, const model::Artifact& base,
                                                             const std::string& checkpoint_directory,

@@ -33,6 +33,8 @@ using model::Format;
 using model::TensorRole;
 using model::TensorSpec;
 
+constexpr std::int64_t kRowGrain = 8;  // minimum rows per thread
+
 template <typename T>
 std::string_view Bytes(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
@@ -51,7 +53,7 @@ class ErrorMeter {
       double difference = 0, weight = 0, max = 0;
     };
     std::vector<Row> rows(static_cast<std::size_t>(weight.rows));
-    stream_.ParallelFor(weight.rows, 8, [&](std::int64_t begin, std::int64_t end) {
+    stream_.ParallelFor(weight.rows, kRowGrain, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {
         Row& row = rows[static_cast<std::size_t>(r)];
         for (std::int64_t c = 0; c < weight.cols; ++c) {
@@ -95,7 +97,7 @@ class Converter {
     if (!options.adapter_init.has_value()) return;
     const AdapterInit& init = *options.adapter_init;
     info_.provenance[kAdapterInit] = {{"method", Name(init.method)}, {"iterations", init.iterations}};
-    // Other programs find the source there, which is not this base.
+    // The name says where other programs find a base. They would find the source there, not this base.
     info_.provenance.erase(model::kSourceName);
   }
 
@@ -255,7 +257,7 @@ class Converter {
       NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options_.cancelled));
       NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix merged, weight.Rows(begin, std::min(rows, begin + block)));
       T* rounded = values.data() + begin * cols;
-      stream_.ParallelFor(merged.rows, 8, [&](std::int64_t from, std::int64_t to) {
+      stream_.ParallelFor(merged.rows, kRowGrain, [&](std::int64_t from, std::int64_t to) {
         for (std::int64_t r = from; r < to; ++r) {
           for (std::int64_t c = 0; c < cols; ++c) rounded[r * cols + c] = kernels::RoundTo<T>(At(merged, r, c));
         }
@@ -440,7 +442,8 @@ absl::StatusOr<ConvertReport> CopyInt8(base::FileSystem& files, const model::Art
   return report;
 }
 
-// An initial adapter needs float weights to take a part of, and a base that keeps the rest and that a job can train on.
+// An initial adapter takes a part of float weights. The result must be able to keep the rest, and be a base that a job
+// can train on.
 absl::Status CheckInitialBase(const model::ArtifactInfo& source, const ConvertOptions& options) {
   const InitMethod method = options.adapter_init->method;
   const bool is_float = source.format == Format::kF32 || source.format == Format::kBF16;

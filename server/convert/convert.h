@@ -73,8 +73,8 @@ inline constexpr char kAdapterInit[] = "adapter_init";
 // Makes int8 from f32, bf16, nf4 and lora; nf4 and ternary from f32 and bf16; bf16 from f32, nf4 and lora. Copies an
 // int8 model that a job trained, and shares its file if possible. With adapter_init, makes a base from f32 and bf16, of
 // InitialAdapter::rest where the adapter has targets. A lora model is merged onto its base, W + (B A) * scaling in f32,
-// before it becomes int8 or is rounded to bf16; an nf4 or int8 base is DEQUANTIZED first (peft#2105), and what no
-// adapter changes keeps its int8 codes. Copies of saved modules replace the base's tensors. One tensor is in memory at
+// before it becomes int8 or is rounded to bf16; an nf4 or int8 base is DEQUANTIZED first (peft#2105), and tensors
+// without adapter keep their int8 codes. Copies of saved modules replace the base's tensors. One tensor is in memory at
 // a time; also all scales, for nf4 without double quantization, and the values of an initial adapter. Ternary codes are
 // made exactly once, from master weights: a tensor or model that is already ternary is refused. Embedding and head of a
 // ternary model get the source's BitNetInfo::head_dtype (bf16 if it has none). `target` must not exist, or must be

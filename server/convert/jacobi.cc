@@ -73,6 +73,7 @@ absl::StatusOr<SmallSvd> DecomposeSmall(std::vector<double> m, std::int64_t n, c
   for (std::int64_t i = 0; i < n; ++i) svd.left[static_cast<std::size_t>(i * n + i)] = 1;
   const double negligible = kNegligible * Dot(svd.scaled.data(), svd.scaled.data(), n * n);
   // A round-robin tournament: index 0 stays, the others move one place each round, so each pair meets once per sweep.
+  // If n is odd, index n stands for no row, and its opponent rests.
   const std::int64_t players = n + n % 2;
   std::vector<std::int64_t> seats(static_cast<std::size_t>(players));
   std::iota(seats.begin(), seats.end(), 0);

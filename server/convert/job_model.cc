@@ -1,4 +1,4 @@
-// Makes an artifact from a training job's result: an adapter on its base, or all weights.
+// Makes an artifact from a training job's result: an adapter on its base, or all weights (convert.h declares both).
 #include <map>
 #include <string>
 #include <string_view>

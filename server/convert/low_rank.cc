@@ -24,7 +24,7 @@ constexpr std::int64_t kCompleteBasis = 128;
 // result then has over 99 % of the sum of squares that the best approximation has (low_rank_test.cc).
 constexpr std::int64_t kExtraColumns = 10;
 constexpr std::int64_t kBlocks = 8;
-constexpr std::uint64_t kSeed = 0x4e6962626c65;  // of the first block
+constexpr std::uint64_t kSeed = 0x4e6962626c65;  // "Nibble"; of the first block
 // A column of which at most this share of its norm is left depends on the columns before it.
 constexpr double kDependent = 1e-12;
 constexpr std::int64_t kColumnGrain = 16;  // minimum columns per thread

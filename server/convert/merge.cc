@@ -97,7 +97,8 @@ absl::StatusOr<kernels::ConstMatrix> WeightReader::Rows(std::int64_t begin, std:
 
 std::int64_t FirstRowNotFinite(const kernels::ConstMatrix& m, const kernels::Stream& stream) {
   std::vector<std::uint8_t> spoilt(static_cast<std::size_t>(m.rows), 0);
-  stream.ParallelFor(m.rows, 8, [&](std::int64_t begin, std::int64_t end) {
+  constexpr std::int64_t kRowGrain = 8;  // minimum rows per thread
+  stream.ParallelFor(m.rows, kRowGrain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       for (std::int64_t c = 0; c < m.cols; ++c) {
         if (!std::isfinite(At(m, r, c))) spoilt[static_cast<std::size_t>(r)] = 1;

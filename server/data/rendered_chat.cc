@@ -96,7 +96,7 @@ class Conversation {
   std::vector<std::size_t> ends_;  // end of each message in json_
 };
 
-// Compares a conversation that ends with message `i` with one that ends before it.
+// The range of message `i` in `full`: compares a conversation that ends with the message with one that ends before it.
 absl::StatusOr<std::pair<std::size_t, std::size_t>> ByPrefixes(const Conversation& conversation,
                                                                const std::string& full, std::size_t i) {
   std::string before;
@@ -142,7 +142,7 @@ class Turns {
     // messages.
     const std::string_view preamble =
         std::string_view(rendered_.text).substr(0, std::min(first_, rendered_.text.size()));
-    bool leads = true;
+    bool leads = true;  // no message so far has a turn
     for (std::size_t i = 0; i < conversation_.size(); ++i) {
       if (!rendered_.turns[i].empty()) {
         leads = false;

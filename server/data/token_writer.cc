@@ -136,8 +136,8 @@ absl::Status TokenizeFile(const TokenSource& source, const WriteTokensOptions& o
   }
 }
 
-// As TokenizeFile, on threads of its own, with a tokenizer that caches words if there is memory for them: the threads
-// end, and with them the caches.
+// As TokenizeFile, with a tokenizer that caches words if there is memory for them. Each thread has its cache until it
+// ends, so this runs on threads of its own.
 absl::Status TokenizeOnOwnThreads(const TokenSource& source, const WriteTokensOptions& options,
                                   const std::function<absl::Status()>& before,
                                   const std::function<absl::Status(const Piece&)>& append) {
@@ -216,7 +216,7 @@ class Writer {
       const Example& example = piece.examples[i];
       TokenIndexEntry entry;
       entry.offset = num_tokens_ + tokens.size();
-      entry.line = static_cast<std::uint64_t>(piece.lines[i]);
+      entry.line = static_cast<std::uint64_t>(example.line);
       entry.num_tokens = static_cast<std::uint32_t>(example.tokens.size());
       entry.num_trained = static_cast<std::uint32_t>(example.num_trained());
       entry.flags = (example.num_cut_off > 0 ? kTokensTruncated : 0) |

@@ -25,7 +25,7 @@ inline constexpr std::int64_t kWordCacheBytes = 84 << 20;
 enum class WithoutFile { kInMemory, kLengthsAlone, kError };
 
 struct WriteTokensOptions {
-  int threads = 1;                   // that tokenize; they end with the file
+  int threads = 1;                   // number of threads that tokenize; they end with the file
   std::uint64_t min_free_bytes = 0;  // with less free disk space no file is written (DISK_FULL)
   std::size_t window_bytes = kTokenizeBytes;
   bool verify = false;              // LoadTokens: check the tokens of an existing file

@@ -38,7 +38,7 @@ struct HttpLimits {
 
 // Answers only GET, on one thread. No connection can block another: each whole request and each whole answer has a
 // deadline, and if all places are taken, a new connection replaces the one whose exchange has lasted longest, among
-// those of the peer with the most (ConnectionTable::CloseOne). Thread-safe.
+// those of the peer with the most connections (ConnectionTable::CloseOne). Thread-safe.
 class HttpServer {
  public:
   // `address` is HOST:PORT; port 0 picks one. Errors: InvalidArgument (address), Unavailable (cannot bind).

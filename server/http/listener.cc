@@ -84,6 +84,7 @@ void Listener::AcceptAfter(std::chrono::steady_clock::duration pause) {
 }
 
 void Listener::OnAccept(Error error, tcp::socket socket) {
+  // In a shortage, frees a descriptor for the next accept(), or pauses if there is none to free.
   if (IsShortage(error) && !spare_.Release() && !table_.CloseOne()) {
     return AcceptAfter(kPause);
   }

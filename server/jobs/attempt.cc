@@ -187,7 +187,7 @@ absl::StatusOr<Outcome> ReadOutcome(base::FileSystem& files, const std::string& 
   NIBBLE_ASSIGN_OR_RETURN(const std::string name, Own(base::GetString(json, "outcome", where)));
   Outcome outcome;
   bool known = false;
-  for (int kind = 0; kind < 4; ++kind) {
+  for (int kind = 0; kind < static_cast<int>(std::size(kOutcomeNames)); ++kind) {
     if (name == kOutcomeNames[kind]) {
       outcome.kind = static_cast<Outcome::Kind>(kind);
       known = true;
@@ -208,7 +208,8 @@ absl::StatusOr<Outcome> ReadOutcome(base::FileSystem& files, const std::string& 
 std::string CodeName(absl::StatusCode code) { return absl::StatusCodeToString(code); }
 
 absl::StatusCode ParseCodeName(const std::string& name) {
-  for (int code = 0; code <= 16; ++code) {
+  constexpr int kLastCode = static_cast<int>(absl::StatusCode::kUnauthenticated);
+  for (int code = 0; code <= kLastCode; ++code) {
     if (name == CodeName(static_cast<absl::StatusCode>(code))) return static_cast<absl::StatusCode>(code);
   }
   return absl::StatusCode::kUnknown;

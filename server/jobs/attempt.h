@@ -68,9 +68,10 @@ absl::Status WriteAttemptOrder(base::FileSystem& files, const std::string& attem
                                const AttemptOrder& order);
 absl::StatusOr<AttemptOrder> ReadAttemptOrder(base::FileSystem& files, const std::string& attempt_directory);
 
-// The meaning of SIGTERM. Without control.json the trainer does the same as for kPause. This happens when the server
-// stops, the node is reclaimed or the trainer makes no progress.
+// The meaning of SIGTERM.
 enum class Control {
+  // There is no control.json: the server stops, the node is reclaimed or the trainer makes no progress. The trainer
+  // does the same as for kPause.
   kPreempt,
   kCancel,         // exit soon, no checkpoint needed; outcome "cancelled"
   kCancelKeeping,  // checkpoint, outcome "cancelled"
@@ -84,7 +85,8 @@ absl::StatusOr<Control> ReadControl(base::FileSystem& files, const std::string& 
 // a file, not a signal, so it outlives the server, the trainer and the report stream. `id` tells it from other requests
 // of the attempt: the report stream carries it too, and the trainer serves each id once.
 absl::Status RequestCheckpoint(base::FileSystem& files, const std::string& attempt_directory, const std::string& id);
-// The id of the request, if there is one. "" if the file has none, as that of an earlier server, or cannot be read.
+// The id of the request, if there is one. "" if the file has no id, because an earlier server wrote it, or cannot be
+// read.
 std::optional<std::string> CheckpointRequest(base::FileSystem& files, const std::string& attempt_directory);
 absl::Status ClearCheckpointRequest(base::FileSystem& files, const std::string& attempt_directory);
 

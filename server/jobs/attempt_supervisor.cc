@@ -912,7 +912,8 @@ AttemptSupervisor::Decision AttemptSupervisor::DecisionOf(const StoredJob& job, 
     t.attempt_state = "PAUSED";
   } else if (decision.verdict.kind == Kind::kRetry) {
     const bool lost = live.adopted && ended.end.cause == Cause::kUnknown && !finding.outcome.has_value();
-    // Without an order no trainer ended: the server did. Only if that happens again, the job may be what ends it.
+    // Without attempt.json no trainer had begun, so the server itself ended. Only if that happens again, the job may be
+    // the cause.
     const bool excused = lost && !live.ordered && job.lost_in_row == 0;
     t.retries = job.retries + (excused ? 0 : 1);
     t.to = *t.retries > options_.retry.max_retries ? JobState::kFailed : JobState::kQueued;

@@ -421,7 +421,7 @@ void JobController::AddWait(StoredJob& job) const {
   constexpr std::int64_t kMaxLater = 8;
   const std::int64_t after = std::max<std::int64_t>(0, job.last_sequence - 1 - kMaxLater);
   const absl::StatusOr<std::vector<Event>> last = database_.Events(job.id, after, 1 + kMaxLater);
-  if (!last.ok()) {  // the job is returned without them
+  if (!last.ok()) {  // the job is returned without wait_reason and wait_message
     base::LogWarning("cannot read a job's events", {{"job", job.id}, {"why", std::string(last.status().message())}});
     return;
   }

@@ -83,8 +83,8 @@ class JobController {
   // Like Database::List, with each job as Get returns it.
   absl::StatusOr<Database::JobPage> List(const JobQuery& query, std::int64_t limit,
                                          const base::CancelToken& cancel = {});
-  // Idempotent. FailedPrecondition (ILLEGAL_STATE) if the job's state does not allow the change; Aborted
-  // (ETAG_MISMATCH) if an etag is given and is not the job's.
+  // Cancel, Pause and Resume are idempotent. FailedPrecondition (ILLEGAL_STATE) if the job's state does not allow the
+  // change; Aborted (ETAG_MISMATCH) if an etag is given and is not the job's.
   using IfEtag = jobs::IfEtag;
   absl::StatusOr<StoredJob> Cancel(const std::string& id, const IfEtag& etag = {}, bool keep_checkpoint = false);
   absl::StatusOr<StoredJob> Pause(const std::string& id, const IfEtag& etag = {});

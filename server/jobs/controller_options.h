@@ -73,7 +73,8 @@ class JobObserver {
   virtual ~JobObserver() = default;
   virtual void OnJobCreated(const StoredJob& /*job*/) {}      // not called for a repeated request
   virtual void OnAttemptStarted(const StoredJob& /*job*/) {}  // job.attempt is the new one; its trainer runs
-  virtual void OnEvent(const StoredJob& /*job*/, const Event& /*event*/) {}  // a trainer's event: step, eval, ...
+  // An event of an attempt: the trainer's (step, eval, ...), and the supervisor's warnings about it.
+  virtual void OnEvent(const StoredJob& /*job*/, const Event& /*event*/) {}
   virtual void OnModelPublished(const StoredJob& /*job*/, const store::StoredModel& /*model*/) {}
   // `state` as in StoredAttempt: "SUCCEEDED", "FAILED", "LOST", ... The job may continue.
   virtual void OnAttemptEnded(const StoredJob& /*job*/, const std::string& /*state*/) {}

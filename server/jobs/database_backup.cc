@@ -20,7 +20,7 @@ using soci::use;
 
 namespace {
 
-constexpr std::size_t kKept = 2;
+constexpr std::size_t kKept = 2;  // backups, the newest
 constexpr char kSuffix[] = ".backup-v";
 constexpr char kUnfinished[] = ".tmp";
 // Minimum free space beside the copy, for the upgrade itself and the write-ahead log.

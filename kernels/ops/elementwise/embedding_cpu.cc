@@ -19,12 +19,9 @@ void CopyRow(const ConstMatrix& table, std::int64_t id, const Matrix& out, std::
 }
 
 void UnpackRow(const PackedInt8Weight& packed, std::int64_t id, const Matrix& out, std::int64_t row) {
-  const std::int8_t* codes =
-      packed.tiles + id / kInt8TileRows * packed.padded_k * kInt8TileRows + id % kInt8TileRows * 4;
   const float scale = packed.scale[id];
   for (std::int64_t k = 0; k < packed.cols; ++k) {
-    const std::int8_t code = codes[k / 4 * 64 + k % 4];
-    SetElement(out, row, k, static_cast<float>(code) * scale);
+    SetElement(out, row, k, static_cast<float>(Int8Code(packed, id, k)) * scale);
   }
 }
 

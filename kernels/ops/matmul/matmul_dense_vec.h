@@ -59,7 +59,7 @@ constexpr int PanelsFor() {
   return Rows * 4 <= Sums ? 4 : Rows * 2 <= Sums ? 2 : 1;
 }
 
-// Computes rows [begin, end) by up to kDenseGroup panels.
+// Computes rows [begin, end) of panels [panel, panel_end): blocks of Rows rows, then smaller blocks for the rest.
 template <typename Vec, typename X, typename W, int Rows, int Sums>
 inline void DenseGroup(const MatmulDenseArgs& args, std::int64_t begin, std::int64_t end, std::int64_t panel,
                        std::int64_t panel_end) {
@@ -98,7 +98,7 @@ void DenseRange(const MatmulDenseArgs& args, std::int64_t begin, std::int64_t en
 // (matmul_tiles_vec.h).
 template <typename Vec>
 LaunchResult MatmulDenseVec(const MatmulDenseArgs& args, const Stream& stream) {
-  constexpr int kRows = 6;
+  constexpr int kRows = 6;                      // 6 rows by 4 panels with AVX-512, by 1 with AVX2
   constexpr int kSums = Vec::kVectors * 3 / 4;  // accumulators; the other registers are for the operands
   constexpr std::int64_t kChunk = kRows * 16;
   const std::int64_t groups = ((args.w.rows + kDensePanelRows - 1) / kDensePanelRows + kDenseGroup - 1) / kDenseGroup;

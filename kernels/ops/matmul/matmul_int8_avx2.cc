@@ -43,6 +43,7 @@ struct Avx2Path {
       const __m256i hi = _mm256_permute4x64_epi64(_mm256_hadd_epi32(acc[r][2], acc[r][3]), 0xd8);
       StoreTile(args, row + r, tile, Vec16Avx2{_mm256_cvtepi32_ps(lo), _mm256_cvtepi32_ps(hi)}, [w](std::int32_t j) {
         const std::int8_t* p = w + j / 4 * 64;
+        // Shifts byte j % 4 of each 32-bit lane to the top, then down again with its sign.
         const __m128i up = _mm_cvtsi32_si128(24 - 8 * (j & 3));
         const __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32));

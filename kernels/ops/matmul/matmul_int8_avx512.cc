@@ -64,6 +64,7 @@ struct VnniPath {
     for (int i = 0; i < Rows * Tiles; ++i) {
       const std::int8_t* p = w + i % Tiles * tile_bytes;
       StoreTile(args, row + i / Tiles, tile + i % Tiles, Vec16Avx512{_mm512_cvtepi32_ps(sums[i])}, [p](std::int32_t j) {
+        // Shifts byte j % 4 of each 32-bit lane to the top, then down again with its sign.
         const __m128i up = _mm_cvtsi32_si128(24 - 8 * (j & 3));
         const __m512i code = _mm512_srai_epi32(_mm512_sll_epi32(LoadTile(p + j / 4 * 64), up), 24);
         return Vec16Avx512{_mm512_cvtepi32_ps(code)};

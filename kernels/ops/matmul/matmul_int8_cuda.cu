@@ -8,7 +8,7 @@ namespace nibble::kernels {
 
 // Outside the anonymous namespace, where argument-dependent lookup from IntegerEpilogue finds it.
 __device__ inline int WeightCode(const PackedInt8Weight& w, std::int64_t n, std::int64_t k) {
-  return w.tiles[(n / 16 * (w.padded_k / 4) + k / 4) * 64 + n % 16 * 4 + k % 4];
+  return Int8Code(w, n, k);
 }
 
 namespace {
@@ -21,6 +21,7 @@ constexpr std::int64_t kFewRows = 16;
 constexpr int kRowsAtATime = 4;  // rows that share one read of the tiles
 constexpr int kDotThreads = 128;
 constexpr int kDotGroups = kDotThreads / 16;  // a group has one thread (a lane) for each output of a tile
+constexpr int kUnpackThreads = 256;           // one for each word of a 16 x 16 square
 
 // A thread block computes 16 outputs of kRowsAtATime rows; its groups share the tiles along k.
 template <typename Y>
@@ -57,8 +58,8 @@ __global__ void __launch_bounds__(kDotThreads) Dot(Epilogue epilogue, Y* y, std:
 }
 
 // tiles -> rows of padded_k bytes, 16 x 16 words at a time. Rows past N are zero in the tiles already.
-__global__ void __launch_bounds__(256) UnpackTiles(const int* tiles, int words, int* rows) {
-  __shared__ int square[16][17];
+__global__ void __launch_bounds__(kUnpackThreads) UnpackTiles(const int* tiles, int words, int* rows) {
+  __shared__ int square[16][17];  // a 17th word per row, so that the words of a column are in different banks
   const int fast = static_cast<int>(threadIdx.x) % 16;
   const int slow = static_cast<int>(threadIdx.x) / 16;
   const std::int64_t n = std::int64_t{blockIdx.x} * 16;
@@ -81,9 +82,9 @@ LaunchResult ManyRows(const MatmulInt8Args& args, const Epilogue& epilogue, cons
   return MultiplyManyIntegerRows<Y>(
       epilogue, args.y, stream, {"matmul_int8", "matmul_int8_epilogue"}, [&](std::int8_t* rows) {
         const dim3 grid(static_cast<unsigned>((args.w.rows + 15) / 16), static_cast<unsigned>(args.w.padded_k / 64));
-        UnpackTiles<<<grid, 256, 0, CudaStreamOf(stream)>>>(reinterpret_cast<const int*>(args.w.tiles),
-                                                            static_cast<int>(args.w.padded_k / 4),
-                                                            reinterpret_cast<int*>(rows));
+        UnpackTiles<<<grid, kUnpackThreads, 0, CudaStreamOf(stream)>>>(reinterpret_cast<const int*>(args.w.tiles),
+                                                                       static_cast<int>(args.w.padded_k / 4),
+                                                                       reinterpret_cast<int*>(rows));
         return Launched(stream, "matmul_int8_unpack");
       });
 }

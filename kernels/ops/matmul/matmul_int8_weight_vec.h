@@ -15,10 +15,11 @@ namespace nibble::kernels {
 // Runs on a copy of rows of x in f32 with padded_k columns, padded with zeros.
 template <typename Vec>
 struct MatmulInt8WeightPath {
-  static constexpr int kSums = Vec::kVectors * 3 / 4;  // accumulators; the other registers are for the operands
+  // Accumulators: 24 with AVX-512, 6 with AVX2. The other registers are for the operands.
+  static constexpr int kSums = Vec::kVectors * 3 / 4;
   static constexpr int kMaxRows = kSums > 12 ? 12 : kSums;
   static constexpr int kMaxTiles = 4;
-  static constexpr std::int64_t kChunk = kMaxRows * (kSums > 12 ? 8 : 4);
+  static constexpr std::int64_t kChunk = kMaxRows * (kSums > 12 ? 8 : 4);  // rows widened at a time: 96 or 24
 
   const float* x;  // [kChunk, padded_k]
   std::int64_t first_row;
@@ -58,8 +59,8 @@ struct MatmulInt8WeightPath {
         for (int t = 0; t < Tiles; ++t) acc[r][t] = Vec::Fma(value, codes[t], acc[r][t]);
       }
     };
-    // The padding adds 0 * 0, which changes no sum: a chain from +0 over multiples of the smallest denormal is never
-    // -0.
+    // The padding adds 0 * 0, which would change only a sum of -0. No sum is -0: each begins at +0, and its terms are
+    // multiples of the smallest denormal, so no result is rounded to zero.
     for (std::int64_t k = 0; k < args.w.cols; k += 4) {
       add.template operator()<0>(k);
       add.template operator()<1>(k);
@@ -85,7 +86,7 @@ void WidenRows(const ConstMatrix& x, std::int64_t begin, std::int64_t end, std::
   }
 }
 
-// A thread widens the rows of a chunk when its units (matmul_tiles_vec.h) come to it.
+// A thread widens a chunk of rows when it begins a unit (matmul_tiles_vec.h) of another chunk than before.
 template <typename Vec>
 LaunchResult MatmulInt8WeightVec(const MatmulInt8WeightArgs& args, const Stream& stream) {
   using Path = MatmulInt8WeightPath<Vec>;

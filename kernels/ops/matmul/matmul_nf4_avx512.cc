@@ -143,8 +143,8 @@ struct Dot {
   }
 
   // The weights of the even and of the odd elements of a strip. A permute reads five bits of an index. With one scale,
-  // the table holds its sixteen values twice, so the fifth bit does not matter. With two, it holds those of the first
-  // 32 elements before those of the last, which are in the upper lanes.
+  // the table holds its sixteen values twice, so the fifth bit does not matter. With two, it holds the values of the
+  // first 32 elements, then those of the last 32. These are in the upper lanes, whose indices have the fifth bit set.
   template <int kScales>
   NIBBLE_BF16_DOT static void Weights(__m512i byte, const float* absmax, __m512i* even, __m512i* odd) {
     if constexpr (kScales == 1) {
@@ -206,8 +206,10 @@ class Nf4Pairs {
     const std::uint8_t* codes = w_.codes + row * row_bytes_ + strip * kBytes;
     const std::int64_t bytes = std::min(kBytes, row_bytes_ - strip * kBytes);
     std::uint8_t last[kBytes] = {};
-    if (bytes < kBytes)
-      codes = static_cast<const std::uint8_t*>(std::memcpy(last, codes, static_cast<std::size_t>(bytes)));
+    if (bytes < kBytes) {
+      std::memcpy(last, codes, static_cast<std::size_t>(bytes));
+      codes = last;
+    }
     // The blocks of the two halves. If the upper half lies past K, any scale will do.
     const float* absmax = w_.absmax + row * blocks_;
     const std::int64_t lower = (strip * kNf4Strip) >> shift_;

@@ -1,6 +1,6 @@
-// Few rows: one fused kernel, one warp per output, weights decoded as they are multiplied. More rows: w is dequantized
-// into scratch in x's type and multiplied by cuBLASLt, which costs less from a few tens of rows on
-// (docs/numerics.md 4).
+// Up to kFewRows rows: one fused kernel, instantiated for each number of rows, with one warp per output; weights are
+// decoded as they are multiplied. More rows: w is dequantized into scratch in x's type and multiplied by cuBLASLt,
+// which becomes cheaper than fusing at a few tens of rows (docs/numerics.md 4).
 #include "kernels/cuda/float_matmul.cuh"
 #include "kernels/cuda/nf4.cuh"
 #include "kernels/ops/matmul/matmul_nf4_launch.h"
@@ -77,7 +77,7 @@ LaunchResult FewRows(const MatmulNf4Args& args, const Stream& stream) {
 }
 
 LaunchResult ManyRows(const MatmulNf4Args& args, const Stream& stream) {
-  const FloatProduct product{args.x, {}, args.x.dtype, args.bias, false, args.y};
+  const FloatProduct product{args.x, /*w=*/{}, args.x.dtype, args.bias, /*accumulate=*/false, args.y};
   return MultiplyFloatRows(
       product, stream, {"matmul_nf4", "matmul_nf4_widen", "matmul_nf4_epilogue"},
       [&](const Matrix& w) { return DequantizeNf4OnCuda(args.w, w, stream, "matmul_nf4_dequantize"); });

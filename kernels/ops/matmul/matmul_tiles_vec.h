@@ -1,6 +1,6 @@
 // Shared by the fast paths of the products that read tiles of 16 outputs (matmul_int8, matmul_ternary,
-// matmul_int8_weight): how outputs are split over threads, and the end of a tile. A Path has kMaxRows, kMaxTiles (rows
-// and tiles side by side) and
+// matmul_int8_weight): how outputs are split over threads, and the epilogue of a tile. A Path has kMaxRows, kMaxTiles
+// (rows and tiles side by side) and
 //   template <int Rows, int Tiles> void Block(const Args&, std::int64_t row, std::int64_t tile) const;
 // which computes Rows rows from `row` by Tiles tiles from `tile` and ends in StoreTile or StoreOutputs.
 #pragma once
@@ -59,6 +59,7 @@ inline void StoreTile(const Args& args, std::int64_t row, std::int64_t tile, Vec
   StoreOutputs(args, row, tile, y);
 }
 
+// Computes rows [begin, end) of Tiles tiles: blocks of Rows rows, then one smaller block for the rest.
 template <int Rows, int Tiles, typename Path, typename Args>
 inline void TileColumn(const Path& path, const Args& args, std::int64_t begin, std::int64_t end, std::int64_t tile) {
   std::int64_t row = begin;
@@ -68,6 +69,7 @@ inline void TileColumn(const Path& path, const Args& args, std::int64_t begin, s
   }
 }
 
+// Computes rows [begin, end) of `tiles` tiles, at most Tiles: makes the number a template argument.
 template <int Tiles, typename Path, typename Args>
 inline void TileGroup(const Path& path, const Args& args, std::int64_t begin, std::int64_t end, std::int64_t tile,
                       std::int64_t tiles) {

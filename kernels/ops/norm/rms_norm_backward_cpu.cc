@@ -8,12 +8,14 @@
 namespace nibble::kernels {
 
 LaunchResult RmsNormBackwardCpu(const RmsNormBackwardArgs& args, const Stream& stream) {
-  for (std::int64_t k = 0; args.grad_weight != nullptr && k < args.x.cols; ++k) {  // first: grad_x may be grad_y
-    float sum = 0.0f;
-    for (std::int64_t row = 0; row < args.x.rows; ++row) {
-      sum = std::fma(Element(args.grad_y, row, k), Element(args.x, row, k) * args.rstd[row], sum);
+  if (args.grad_weight != nullptr) {  // first: grad_x may be grad_y
+    for (std::int64_t k = 0; k < args.x.cols; ++k) {
+      float sum = 0.0f;
+      for (std::int64_t row = 0; row < args.x.rows; ++row) {
+        sum = std::fma(Element(args.grad_y, row, k), Element(args.x, row, k) * args.rstd[row], sum);
+      }
+      args.grad_weight[k] = sum;
     }
-    args.grad_weight[k] = sum;
   }
   stream.ParallelFor(args.x.rows, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {

@@ -22,6 +22,7 @@ struct Avx2 {
     const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(value));
     const __m256i low_words = _mm256_and_si256(words, _mm256_set1_epi16(255));
     const __m256i high_words = _mm256_srli_epi16(words, 8);
+    // packus leaves the quadwords a, a, b, b; 0x88 makes them a, b, a, b.
     return {_mm256_permute4x64_epi64(_mm256_packus_epi16(low_words, low_words), 0x88),
             _mm256_permute4x64_epi64(_mm256_packus_epi16(high_words, high_words), 0x88)};
   }

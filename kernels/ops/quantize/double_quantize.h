@@ -7,7 +7,7 @@ namespace nibble::kernels {
 // int8 codes of n absmax values in blocks (formats/double_quant.h).
 //   absmax  [n]              f32, finite
 //   codes   [n]              i8; overwritten
-//   factor  [ceil(n/block)]  f32; overwritten; 1 also where 128 / max|z| is infinite, as for nearly equal values
+//   factor  [ceil(n/block)]  f32; overwritten; 1 where 128 / max|z| is infinite, as for equal or nearly equal values
 //   offset  [1]              f32, the mean, summed in f64 in order; overwritten (0 when n is 0)
 //   block   values per block: a power of two from 32 to 4096
 // Same bits on every path.

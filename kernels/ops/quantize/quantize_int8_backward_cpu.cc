@@ -58,9 +58,10 @@ LaunchResult QuantizeInt8BackwardCpu(const QuantizeInt8BackwardArgs& args, const
       if (through_scale && (!args.how.per_tensor || row == largest)) {
         const RowFacts& f = facts[static_cast<std::size_t>(row)];
         if (f.absmax >= args.how.min_absmax) {
-          const float t = static_cast<float>(args.how.per_tensor ? total : f.sum) / MaxCode(args.how.bits);
+          const float t = static_cast<float>(args.how.per_tensor ? total : f.sum);
+          const float magnitude = t / MaxCode(args.how.bits);
           argmax = f.argmax;
-          extra = Element(args.x, row, argmax) < 0.0f ? -t : t;
+          extra = Element(args.x, row, argmax) < 0.0f ? -magnitude : magnitude;
         }
       }
       for (std::int64_t k = 0; k < args.x.cols; ++k) {

@@ -34,9 +34,11 @@ std::vector<std::int32_t> FindOutliers(const std::vector<float>& x, int max_outl
 
 LaunchResult QuantizeInt8Cpu(const QuantizeInt8Args& args, const Stream& stream) {
   const float max_code = MaxCode(args.how.bits);
-  float all = 0.0f;
+  float shared_absmax = 0.0f;  // of all rows if per_tensor, else 0
   for (std::int64_t row = 0; args.how.per_tensor && row < args.x.rows; ++row) {
-    for (std::int64_t k = 0; k < args.x.cols; ++k) all = std::max(all, std::fabs(Element(args.x, row, k)));
+    for (std::int64_t k = 0; k < args.x.cols; ++k) {
+      shared_absmax = std::max(shared_absmax, std::fabs(Element(args.x, row, k)));
+    }
   }
   stream.ParallelFor(args.x.rows, 1, [&](std::int64_t begin, std::int64_t end) {
     const QuantizedRows& out = args.out;
@@ -52,7 +54,7 @@ LaunchResult QuantizeInt8Cpu(const QuantizeInt8Args& args, const Stream& stream)
         out.outlier_value[row * kMaxOutliers + static_cast<std::int64_t>(i)] = value;
         value = 0.0f;
       }
-      float absmax = all;
+      float absmax = shared_absmax;
       for (const float value : x) absmax = std::max(absmax, std::fabs(value));
       const float bound = std::max(absmax, args.how.min_absmax);
       const bool native = args.how.scaling == RowScaling::kNative;

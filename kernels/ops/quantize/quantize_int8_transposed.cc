@@ -9,8 +9,10 @@ absl::Status QuantizeInt8Transposed(const QuantizeInt8TransposedArgs& args, cons
   constexpr const char* kOp = "quantize_int8_transposed";
   const std::int64_t rows = args.x.rows;
   const std::int64_t cols = args.x.cols;
-  NIBBLE_RETURN_IF_INVALID(
-      CheckThat(rows >= 1 && rows <= kInt8MaxCols && cols >= 0, kOp, "1 <= x.rows <= 132104 and x.cols >= 0"));
+  if (rows < 1 || rows > kInt8MaxCols || cols < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kOp, ": x is [", rows, ", ", cols, "], wanted 1 to ", kInt8MaxCols, " rows and cols >= 0"));
+  }
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "x", args.x, rows, cols, {DType::kF32, DType::kBF16}));
   NIBBLE_RETURN_IF_INVALID(CheckQuantizeOptions(kOp, args.how, 0));
   NIBBLE_RETURN_IF_INVALID(CheckThat(args.how.bits == 8, kOp, "8 bits"));

@@ -12,9 +12,11 @@ namespace nibble::kernels {
 LaunchResult QuantizeInt8TransposedCpu(const QuantizeInt8TransposedArgs& args, const Stream& stream) {
   const float max_code = MaxCode(args.how.bits);
   const std::int64_t rows = args.x.rows;
-  float all = 0.0f;
+  float shared_absmax = 0.0f;  // of all columns if per_tensor, else 0
   for (std::int64_t r = 0; args.how.per_tensor && r < rows; ++r) {
-    for (std::int64_t c = 0; c < args.x.cols; ++c) all = std::max(all, std::fabs(Element(args.x, r, c)));
+    for (std::int64_t c = 0; c < args.x.cols; ++c) {
+      shared_absmax = std::max(shared_absmax, std::fabs(Element(args.x, r, c)));
+    }
   }
   const std::int64_t padded = args.tiles == nullptr ? args.stride : Int8PaddedK(rows);
   // One tile of 16 columns at a time: the columns of a tile share memory in the packed form.
@@ -25,7 +27,7 @@ LaunchResult QuantizeInt8TransposedCpu(const QuantizeInt8TransposedArgs& args, c
       std::fill(codes.begin(), codes.end(), std::int8_t{0});
       std::int32_t sum = 0;
       if (c < args.x.cols) {
-        float absmax = all;
+        float absmax = shared_absmax;
         for (std::int64_t r = 0; r < rows; ++r) absmax = std::max(absmax, std::fabs(Element(args.x, r, c)));
         const float scale = std::max(absmax, args.how.min_absmax) / max_code;
         const float inverse = 1.0f / scale;

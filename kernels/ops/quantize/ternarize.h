@@ -5,7 +5,7 @@
 namespace nibble::kernels {
 
 // Codes and scale of a whole tensor: s = max(f32(mean|w|), 1e-5), code = clamp(rne(w * (1 / s)), -1, 1).
-//   w      [N, K]   f32 | bf16; finite (with NaN s is NaN, with infinity s is infinite, and the codes differ by path)
+//   w      [N, K]   f32 | bf16; finite (a NaN makes s NaN, an infinity makes s infinite; the codes then differ by path)
 //   scale  [N]      f32, s in every element
 //   rows   [N, ceil(K / 4)]            u8, or null
 //   tiles  [PackedTernaryBytes(N, K)]  u8, or null (formats/ternary.h); all overwritten, padding included

@@ -47,10 +47,10 @@ void TernarizeRows(const TernarizeArgs& args, float inverse, std::int64_t begin,
   for (std::int64_t row = begin; row < end; ++row) {
     std::uint8_t* tile = args.tiles == nullptr ? nullptr : args.tiles + TernaryByte(padded_k, row, 0);
     std::uint8_t* bytes = args.rows == nullptr ? nullptr : args.rows + row * row_bytes;
-    const bool real = row < args.w.rows;
+    const bool is_padding = row >= args.w.rows;  // fills the last tile
     for (std::int64_t k = 0; k < padded_k; k += kTernaryBlock, tile += tile == nullptr ? 0 : 64) {
       std::uint32_t word = 0x55555555u;
-      if (real && k < cols) {
+      if (!is_padding && k < cols) {
         const T* p = args.w.Row<T>(row) + k;
         const Vec w = k + Vec::kLanes <= cols ? Vec::Load(p) : Vec::LoadPartial(p, static_cast<int>(cols - k));
         word = TernaryWord(Vec::Max(Vec::Min(Vec::Rne(w * scale), Vec::Set1(1.0f)), Vec::Set1(-1.0f)));
