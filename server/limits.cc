@@ -39,16 +39,17 @@ std::int64_t EncoderBytes(const Limits& limits) {
 }
 
 void SetMs(grpc::ServerBuilder& builder, const char* name, double seconds) {
-  builder.AddChannelArgument(name, static_cast<int>(std::min(seconds * 1e3, 2e9)));
+  builder.AddChannelArgument(name, static_cast<int>(std::min(seconds * 1e3, 2e9)));  // 2e9 fits an int
 }
 
-// The first number of the text; nothing for "max".
+// The first number of the text; nothing for "max", which cgroup v2 writes for "no limit". cgroup v1 writes a number,
+// 2^63 - 4096.
 std::optional<std::int64_t> FirstNumber(std::string_view text) {
   const std::size_t at = text.find_first_of("0123456789");
   std::int64_t number = 0;
   if (at == std::string_view::npos) return std::nullopt;
   const auto [end, error] = std::from_chars(text.data() + at, text.data() + text.size(), number);
-  return error == std::errc() ? std::optional(number) : std::nullopt;  // cgroup v1 writes 2^63 - 4096 for "no limit"
+  return error == std::errc() ? std::optional(number) : std::nullopt;
 }
 
 CLI::Range Seconds() { return CLI::Range(0.0, 1e8); }

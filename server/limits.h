@@ -90,8 +90,8 @@ void ApplyLimits(const Limits& limits, grpc::ServerBuilder& builder);
 // Memory reserved for nibbled itself: gRPC's buffers, the process, tokenizers, token files being written, and the texts
 // that calls encode.
 std::int64_t OwnMemoryBytes(const Limits& limits);
-// The memory that trainers, or loaded models, may take: `flag` or, if that is 0, MachineMemoryBytes minus `own_bytes`,
-// for which at most a quarter is reserved. 0 if unknown.
+// The memory that trainers, or loaded models, may take: `flag`. If that is 0: MachineMemoryBytes, minus the smaller of
+// `own_bytes` and a quarter of it; 0 if unknown.
 std::int64_t MemoryBytes(std::int64_t flag, std::int64_t own_bytes, base::FileSystem& files);
 // The smallest limit, in bytes, in proc/meminfo and the cgroup files (v2 or v1) below `root` ("/"): of the group at the
 // root of sys/fs/cgroup, which in a container is the container's own, and of the groups from there to the process's own

@@ -184,10 +184,10 @@ void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
       ->check(CLI::NonNegativeNumber);
 }
 
-constexpr int kUsageExitCode = 2;  // as of nibble
+constexpr int kUsageExitCode = 2;  // the program nibble has the same
 
 // Prints what is wrong with the flags, and returns the exit code: 0 after --help and --version. CLI11 reports a missing
-// flag before an unknown one, which is usually that flag, spelt wrongly.
+// flag before an unknown one. This reports the unknown one: it is usually the missing flag, misspelt.
 int UsageError(const CLI::App& cli, const CLI::ParseError& error) {
   const std::vector<std::string> unknown = cli.remaining();
   const auto flag =

@@ -19,7 +19,8 @@ struct JobPiece {
   bool more = false;      // there may be older ones
 };
 
-// Looks at up to `max_looked_at` (>= 1) jobs older than `before`, and stops after `max_rows` (>= 1) matches.
+// Looks at up to `max_looked_at` (>= 1) jobs older than `before` (0: from the newest), and stops after `max_rows`
+// (>= 1) matches. Ignores query.before.
 JobPiece ListPiece(soci::session& session, const JobQuery& query, std::int64_t before, std::int64_t max_looked_at,
                    std::int64_t max_rows);
 

@@ -12,7 +12,8 @@ namespace {
 
 constexpr int kJobsAtOnce = 200;
 
-// Marks jobs whose log has at most `keep` events as thinned. True if there were any.
+// Of the next kJobsAtOnce jobs to thin, marks those whose log has at most `keep` events as thinned. True if there were
+// any.
 bool PassShortLogs(soci::session& session, long long keep) {
   const long long limit = kJobsAtOnce;
   soci::statement pass = (session.prepare << "UPDATE jobs SET steps_kept = :keep WHERE number IN (SELECT number FROM "

@@ -21,9 +21,9 @@ struct ThinningPosition {
   std::int64_t last_part = -1;  // part of the last step looked at; -1: none yet
 };
 
-// Looks at up to `limit` events of a final job. If the job has more than `keep` (>= 1) steps, its log is divided into
-// `keep` equal parts, and only the first step of each part is kept. Other events stay, and sequences do not change.
-// False if no job is left to thin.
+// Marks a batch of final jobs with short logs as thinned, or looks at up to `limit` events of one final job. If that
+// job has more than `keep` (>= 1) steps, its log is divided into `keep` equal parts, and only the first step of each
+// part is kept. Other events stay, and sequences do not change. False if no job is left to thin.
 bool ThinSteps(soci::session& session, std::int64_t keep, std::int64_t limit, ThinningPosition& position);
 
 }  // namespace nibble::jobs

@@ -69,7 +69,9 @@ absl::Status Migrate(soci::session& session, const std::string& path) {
 
 absl::Status FromSoci(const std::exception& error) {
   int code = SQLITE_ERROR;
-  if (const auto* sqlite = dynamic_cast<const soci::sqlite3_soci_error*>(&error)) code = sqlite->result() & 0xff;
+  if (const auto* sqlite = dynamic_cast<const soci::sqlite3_soci_error*>(&error)) {
+    code = sqlite->result() & 0xff;  // the low byte of an extended result code is the primary code
+  }
   // Clients see these messages, except those of DataLoss and Internal. SOCI's text quotes the SQL and its values, so
   // only the log and the Internal error have it.
   base::LogWarning("database", {{"error", error.what()}});

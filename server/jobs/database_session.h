@@ -10,8 +10,9 @@
 
 namespace nibble::jobs {
 
-// Opens the file with WAL and synchronous=FULL and brings its schema up to date. May throw exceptions that FromSoci
-// converts. FailedPrecondition for a schema that a newer nibbled wrote.
+// Opens the file with WAL and synchronous=FULL and brings its schema up to date, after a backup. May throw exceptions
+// that FromSoci converts. InvalidArgument for a path with '"', FailedPrecondition for a schema that a newer nibbled
+// wrote, Internal if the file cannot use WAL, and the errors of BackUp.
 absl::Status OpenSession(soci::session& session, const std::string& path);
 
 // Converts an exception that SOCI threw, and logs it.

@@ -59,8 +59,8 @@ absl::StatusOr<Picked> DiskAdmission::Pick(std::vector<QueuedJob> queue, const R
 absl::StatusOr<Picked> DiskAdmission::PickWith(const std::vector<QueuedJob>& queue, const RunningLoad& load,
                                                QueueLimits limits, std::int64_t reserved_bytes,
                                                absl::Duration now) const {
-  // Before the free space is read: if the bases are removed between the two, that space counts as still being made.
-  // In the other order a later job could take the space that was made for an earlier one.
+  // Read before the free space: if the bases are removed between the two readings, their space counts as still being
+  // made. In the other order a later job could take the space that was made for an earlier one.
   limits.making_disk_room = making_room();
   NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t spare,
                           store::SpareBytes(state_.files, state_.paths.root(), state_.min_free_bytes));

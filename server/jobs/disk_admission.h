@@ -23,9 +23,10 @@ class DiskAdmission {
   DiskAdmission(const store::StateDirectory& state, DiskWorker& worker) : state_(state), worker_(worker) {}
 
   // Like PickNext. `running`: planned bytes, by job id, of jobs that may still write. If these plans leave no room for
-  // a job, the files that running jobs have written are measured and subtracted from their plans. If there is still no
-  // room, cached bases are removed if that makes room, and a later call starts the job. Meanwhile the job is not in
-  // `short_of_disk`, which lists the jobs that must wait. Errors: those of the file system.
+  // a job, the files that running jobs have written are measured, at most every few seconds, and subtracted from their
+  // plans. If there is still no room, cached bases are removed if that makes room, and a later call starts the job.
+  // Until this is known, the job is not in `short_of_disk`, which lists the jobs that must wait. Errors: those of the
+  // file system.
   absl::StatusOr<Picked> Pick(std::vector<QueuedJob> queue, const RunningLoad& load, const QueueLimits& limits,
                               const std::map<std::string, std::int64_t>& running, absl::Duration now);
 

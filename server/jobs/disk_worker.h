@@ -39,7 +39,8 @@ class DiskWorker {
   DiskWorker(const DiskWorker&) = delete;
   DiskWorker& operator=(const DiskWorker&) = delete;
 
-  // Cancels the piece in progress, waits for it and drops the others, which never become done().
+  // Cancels the piece in progress, waits for it and drops the others, and all that are started later: they never become
+  // done().
   void Stop();
   // Returns when nothing waits and nothing is in progress.
   void AwaitIdle();

@@ -30,7 +30,7 @@ struct StateEvent {
   std::string reason{}, message{};                  // why, if it is not obvious
   std::optional<std::int64_t> step{}, max_steps{};  // RUNNING: steps done (0 or the checkpoint's), and steps of the run
   std::optional<std::int64_t> saved_step{};         // RUNNING: step of the job's own newest checkpoint, if not `step`
-  std::optional<std::int64_t> resumed_step{};       // a copy of step, in the event that the server keeps
+  std::optional<std::int64_t> resumed_step{};       // RUNNING: a copy of `step` that the server adds
   std::optional<double> retry_in_s{};               // QUEUED: seconds before the next attempt
   std::optional<Runtime> runtime{};                 // RUNNING
 };

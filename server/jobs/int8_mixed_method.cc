@@ -64,8 +64,7 @@ class Int8MixedSpec : public Method {
     }
     check.WeightType("int8_mixed.master_dtype", method.master_dtype, method.compute_dtype);
     if (const Exclusion found = ExcludesExactForward(method); *method.exact_forward && found.field != nullptr) {
-      check.Add("int8_mixed.exact_forward",
-                StrCat("is true, wanted ", found.field, " ", found.wanted, " with it, or exact_forward false"));
+      check.Add("int8_mixed.exact_forward", StrCat("is true, wanted false, or ", found.field, " ", found.wanted));
     }
   }
 

@@ -13,8 +13,8 @@ Int8MixedMethod WithPreset(Int8MixedMethod method);
 // Outliers per row of the forward product that the job trains with; unset if that product is float.
 std::optional<int> TrainedOutliers(const Int8MixedMethod& method);
 
-// The first field that excludes an exact forward pass, and the value that it would need: "forward", "true". Null if no
-// field does. `method`: a result of WithPreset.
+// The first field that excludes an exact forward pass, and the value that it would need: "forward", "true". Both are
+// null if no field does. `method`: a result of WithPreset.
 struct Exclusion {
   const char* field = nullptr;
   const char* wanted = nullptr;

@@ -37,14 +37,15 @@ class JobScheduler {
   JobScheduler(const JobScheduler&) = delete;
   JobScheduler& operator=(const JobScheduler&) = delete;
 
-  // Starts the thread. It runs a round after each Wake, and often while there are trainers.
+  // Starts the thread. It runs a round after each Wake, often while there are trainers or rows to remove, and otherwise
+  // twice a second.
   void Run();
   // Runs one round. It waits for the database and for single files, never for hashing or removals. True if old jobs or
   // events are left to remove.
   bool Round();
   // Something has changed: the next round begins at once.
   void Wake();
-  // From now on rounds start no job and remove none.
+  // From now on rounds start no job, remove none and do not retry to publish outputs.
   void Drain() { draining_ = true; }
   bool draining() const { return draining_; }
   // Ends the thread after its current round.

@@ -22,6 +22,7 @@ namespace {
 constexpr std::size_t kMaxLabels = 16;
 constexpr std::size_t kMaxText = 256;
 
+// "auto", "cpu", or "cuda:" and a number of one to three digits.
 bool IsDevice(const std::string& device) {
   if (device == "auto" || device == "cpu") return true;
   if (device.rfind("cuda:", 0) != 0 || device.size() < 6 || device.size() > 8) return false;

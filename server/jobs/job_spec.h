@@ -191,8 +191,8 @@ struct FieldViolation {
 };
 // Everything that is wrong with the spec itself; models and data are not checked.
 std::vector<FieldViolation> FindViolations(const JobSpec& spec);
-// Unimplemented if the method is not implemented; InvalidArgument (FIELD_VIOLATION) with metadata "field" (the first
-// bad field) and one entry per bad field; otherwise Ok.
+// Unimplemented if the method, or a value of one of its fields, is not implemented; InvalidArgument (FIELD_VIOLATION)
+// with metadata "field" (the first bad field) and one entry per bad field; otherwise Ok.
 absl::Status Validate(const JobSpec& spec);
 
 // Checks the fields that depend on the number of optimizer steps. Validate includes these checks if run.max_steps is

@@ -187,7 +187,7 @@ Json ToJson(const JobSpec& spec) { return Write(spec, spec.method); }
 
 std::string Digest(const JobSpec& spec) {
   JobSpec defaults;
-  // So that both have the same parts.
+  // ToJson leaves out other methods and an unset ramp, so `defaults` must have the same method and ramp as `spec`.
   defaults.method = spec.method;
   if (spec.bitnet_qat.warmup_lambda.has_value()) defaults.bitnet_qat.warmup_lambda.emplace();
   Json differs = Difference(ToJson(spec), ToJson(defaults));
@@ -204,13 +204,13 @@ absl::StatusOr<JobSpec> ParseJobSpec(const Json& json) {
 }
 
 Json EvalDataJson(const JobSpec& spec) {
-  Json cut = {{"max_seq_len", spec.data.max_seq_len},
-              {"train_on_prompt", spec.data.train_on_prompt},
-              {"overlong", spec.data.overlong.value_or("")},
-              {"trained_format", spec.data.format.value_or("text")}};
-  if (spec.data.add_special_tokens.has_value()) cut["add_special_tokens"] = *spec.data.add_special_tokens;
-  if (spec.eval_fraction.has_value()) cut["held_out"] = *spec.eval_fraction;
-  return cut;
+  Json json = {{"max_seq_len", spec.data.max_seq_len},
+               {"train_on_prompt", spec.data.train_on_prompt},
+               {"overlong", spec.data.overlong.value_or("")},
+               {"trained_format", spec.data.format.value_or("text")}};
+  if (spec.data.add_special_tokens.has_value()) json["add_special_tokens"] = *spec.data.add_special_tokens;
+  if (spec.eval_fraction.has_value()) json["held_out"] = *spec.eval_fraction;
+  return json;
 }
 
 }  // namespace nibble::jobs

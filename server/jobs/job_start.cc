@@ -64,7 +64,7 @@ absl::Status CheckWarmStart(const JobSpec& spec, const JobSpec& source, const st
 }
 
 absl::Status CheckResume(const JobSpec& spec, const JobSpec& source, const JobStart& start) {
-  // The checkpoint has the values that these two would draw.
+  // These two fields only choose initial values, which the checkpoint replaces.
   const auto draws = [](const std::string& field) { return field == "seed" || field == "init"; };
   NIBBLE_RETURN_IF_ERROR(CompareMethods(spec, source, start.checkpoint, draws));
   if (spec.optim.optimizer != source.optim.optimizer) {

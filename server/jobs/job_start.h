@@ -44,7 +44,7 @@ absl::Status VerifyStart(base::FileSystem& files, const JobStart& start, const b
 // cut. Errors: NotFound (CHECKPOINT), DataLoss (CHECKPOINT_CORRUPT), those of the disk; then nothing is left.
 absl::Status KeepStart(base::FileSystem& files, const store::StatePaths& paths, const std::string& job_id,
                        const JobStart& start);
-// Reads the start that KeepStart stored. NotFound if there is none.
+// Reads the start that KeepStart stored. NotFound if there is none; DataLoss or InvalidArgument if it is damaged.
 absl::StatusOr<JobStart> ReadStart(base::FileSystem& files, const store::StatePaths& paths, const std::string& job_id);
 
 }  // namespace nibble::jobs

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,6 +35,7 @@ absl::StatusOr<JournalLine> ParseJournalLine(std::string_view text);
 // Appends lines. One thread.
 class JournalWriter {
  public:
+  // Creates the journal. AlreadyExists if the attempt has one: it was started before.
   static absl::StatusOr<std::unique_ptr<JournalWriter>> Open(base::FileSystem& files, base::Clock& clock,
                                                              const std::string& attempt_directory);
   // Adds sequence and time, appends, syncs, and returns the line as written (for the report stream).

@@ -53,9 +53,9 @@ absl::Status CheckObjects(Json& job, const char* device) {
   return check(container, "the trainer's container", {"resources", "limits"});
 }
 
-// Rules of the Job controller, in order. A pod that the cluster disrupts ends the Job: Ignore would start a second pod
-// on the same attempt. So does any exit code but 0. FailJob puts the disruption or the exit code into the Job's
-// condition; Count would, with backoffLimit 0, end the Job without either.
+// Rules of the Job controller, in order. A disruption of the pod by the cluster and any exit code but 0 end the Job.
+// FailJob puts the disruption or the exit code into the Job's condition; Count would, with backoffLimit 0, end the Job
+// without either, and Ignore would start a second pod on the same attempt.
 Json FailurePolicy() {
   return *base::ParseJson(R"({"rules":[
       {"action":"FailJob","onPodConditions":[{"type":"DisruptionTarget","status":"True"}]},

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -29,8 +30,9 @@ struct TrainerJobs {
   std::map<std::string, base::Json> templates;
 };
 
-// Parses a file of templates: {"cpu": JOB, "cuda": JOB}, at least one of them. InvalidArgument: not such an object, or
-// a template without a container named "trainer"; the message names the device and the field.
+// Parses a file of templates: {"cpu": JOB, "cuda": JOB}, at least one of them. InvalidArgument: not such an object, a
+// template without a container named "trainer", or one with a field that is no object although Nibble adds to it; the
+// message names the device and the field.
 absl::StatusOr<std::map<std::string, base::Json>> ParseTrainerTemplates(std::string_view text);
 
 // The template of the request's device with what Nibble decides: name, labels, one pod that is never replaced, the

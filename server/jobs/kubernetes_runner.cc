@@ -83,7 +83,7 @@ struct Attempt {
   bool stop = false;                       // kTerminate was sent
   bool kill = false;                       // kKill was sent
   bool killed = false;                     // the pod's deletion was requested with the least grace
-  bool deleting = false;                   // the Job is deleted at the wish of this server
+  bool deleting = false;                   // the API server accepted this server's deletion of the Job
   bool forgotten = false;                  // its end is recorded
   std::string uid = {};                    // of the Job
   std::string trainer_uid = {};            // of the pod whose trainer holds the attempt; "" while unknown
@@ -99,7 +99,7 @@ struct Attempt {
   // When the API server accepted the deletion of the Job, or a pod was seen being deleted, whichever is later.
   absl::Duration deleted = -absl::InfiniteDuration();
   bool terminating = false;  // a pod was seen being deleted
-  // Not before: a look for the Job by name, a look for events, another deletion of a pod.
+  // Earliest times of the next look for the Job by name, look for events, and deletion of a pod.
   absl::Duration look_for_job_at = {}, look_for_events_at = {}, delete_pod_at = {};
 };
 
@@ -326,7 +326,8 @@ class KubernetesRunner : public Runner {
                       StrCat("the cluster has a Job ", attempt.name, " that is not this server's"))});
   }
   void End(Attempt& attempt, TrainerEnd end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    // A pod that begins from now on finds the claim taken and writes nothing.
+    // Takes the claim of an attempt that was not started, so that a pod that begins from now on writes nothing. If a
+    // trainer holds the claim already, it has begun, and the attempt does not end.
     if (end.cause == Cause::kNotStarted &&
         absl::IsAlreadyExists(AttemptClaim::Take(attempt.request.directory, kMe).status()) &&
         ClaimedByTrainer(attempt.request.directory)) {
@@ -390,7 +391,7 @@ class KubernetesRunner : public Runner {
     if (attempt.calling) return;
     if (Now() < attempt.not_before) return WakeAt(attempt.not_before);
     const bool ended = attempt.state.phase == State::kEnded;
-    // The pods of a Job that was started again find the attempt claimed, or wait for a node to do so.
+    // A Job that was started again is useless: its pods find the attempt claimed as soon as they run.
     if (job != nullptr && (attempt.forgotten || attempt.stop || attempt.restarted) && !attempt.deleting)
       return Delete(attempt, kube::TextAt(*job, {"metadata", "uid"}));
     if (attempt.kill && !ended && !pods.empty()) return Kill(attempt, pods);
@@ -473,18 +474,18 @@ class KubernetesRunner : public Runner {
   }
 
   void Kill(Attempt& attempt, const std::vector<Object>& pods) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    // SIGTERM comes later than it was sent if the API server was away or the cluster is slow to delete the Job's pod.
-    // The trainer still has its whole grace.
+    // The trainer gets SIGTERM later than Send was called if the API server was away or the cluster is slow to delete
+    // the pod. It still has its whole grace, counted from the deletion.
     const absl::Duration at = attempt.deleted + attempt.grace;
     if (Now() < at) return WakeAt(at);
-    // The cluster has not deleted the pod yet, so this deletion is its SIGTERM.
+    // If no pod was seen being deleted, this deletion is the first to send SIGTERM, so it leaves the whole grace.
     const int seconds = attempt.terminating ? 1 : static_cast<int>(absl::ToDoubleSeconds(attempt.grace)) + 1;
     attempt.killed = attempt.terminating;
     DeletePod(attempt, *pods.front(), seconds);
   }
 
-  // Without its Job, a pod is in no queue, has no rule for its end, and a kill would be the first that its trainer
-  // hears of a cancel. It gets SIGTERM and its grace period, and the attempt ends with it.
+  // Without its Job, a pod is in no queue and has no failure policy, and a cancel could only kill its trainer, without
+  // SIGTERM before. So the pod is deleted now, with its grace period, and the attempt ends with it.
   void EndOrphan(Attempt& attempt, const std::vector<Object>& pods) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const auto lives = [](const Object& pod) {
       const std::string phase = kube::TextAt(*pod, {"status", "phase"});
@@ -497,7 +498,7 @@ class KubernetesRunner : public Runner {
     DeletePod(attempt, **pod, std::nullopt);
   }
 
-  // The trainer ended because its pod was deleted. One that saved its state did not end for a reason of its own.
+  // This server deleted the pod of the orphan. A trainer that then saved its state and exited did so because of that.
   static TrainerEnd EndOfOrphan(TrainerEnd end) {
     const bool saved = end.cause == Cause::kExited && end.value == kExitTempFail;
     if (saved || end.cause == Cause::kDeleted) return {.cause = Cause::kDeleted, .detail = "its Job was deleted"};
@@ -517,7 +518,7 @@ class KubernetesRunner : public Runner {
                                  grace_seconds, Then(attempt, done)));
   }
 
-  // By its name: whether the Job of a POST exists, or that of a pod still does.
+  // Reads the Job by its name, to find out whether a POST created it or whether the Job of a pod still exists.
   void LookForJob(Attempt& attempt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (Now() < attempt.look_for_job_at) return WakeAt(attempt.look_for_job_at);
     const auto done = [this](Attempt& one, const absl::StatusOr<Json>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -554,8 +555,8 @@ class KubernetesRunner : public Runner {
     Sent(attempt, api_.ListEvents(attempt.events_of, Then(attempt, done)));
   }
 
-  // Takes the status that a call returned at once. An error: nothing was sent, because an argument is not as Kubernetes
-  // wants it: an object of the cluster has an unexpected name.
+  // Handles the status that a call returned at once. An error means that nothing was sent, because the name of an
+  // object of the cluster is not valid in Kubernetes.
   void Sent(Attempt& attempt, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (status.ok()) return;
     attempt.calling = false;

@@ -17,7 +17,7 @@ struct KubernetesRunnerOptions {
   absl::Duration start_timeout = absl::Minutes(5);
   // A trainer whose node does not answer for this long has ended with kNodeLost, although its process may still run.
   absl::Duration lost_node_timeout = absl::Minutes(5);
-  // A trainer that has not begun after this time says why it waits.
+  // Poll reports why a trainer has not begun only after this time.
   absl::Duration quiet_start = absl::Seconds(5);
   absl::Duration min_pause = absl::Milliseconds(500), max_pause = absl::Seconds(30);  // after a failed call
   base::Clock* clock = &base::RealClock();
@@ -27,7 +27,7 @@ struct KubernetesRunnerOptions {
 // path in the Job's pods. Follows Jobs and pods by watches. A trainer's handle is "JOB_NAME/UID". kTerminate deletes
 // the Job, so its pod gets SIGTERM and its grace period; kKill leaves the pod one second. Forget deletes the Job. After
 // Recovered, Jobs with this server's label whose attempt the runner does not know are deleted. Trainers outlive the
-// runner. InvalidArgument if the server's name is not a label's value.
+// runner. InvalidArgument if the server's name is not valid as a label's value.
 absl::StatusOr<std::unique_ptr<Runner>> MakeKubernetesRunner(KubernetesRunnerOptions options);
 
 }  // namespace nibble::jobs

@@ -87,8 +87,8 @@ TrainerEnd EndOfPod(const Json& pod, bool stopping) {
   const std::optional<int> exit_code =
       code.is_number_integer() ? std::optional<int>(code.get<int>()) : std::optional<int>();
   const Json* disruption = Condition(pod, "DisruptionTarget");
-  // The kubelet gives 137 to a container that never ran (pkg/kubelet/status/status_manager.go in kubernetes,
-  // TerminatePod).
+  // The kubelet gives exit code 137 and this reason to a container that never ran (pkg/kubelet/status/status_manager.go
+  // in kubernetes, TerminatePod).
   const bool has_code = exit_code.has_value() && reason != "ContainerStatusUnknown";
   if (disruption != nullptr) {
     TrainerEnd end = FromDisruption(*disruption);
@@ -97,7 +97,7 @@ TrainerEnd EndOfPod(const Json& pod, bool stopping) {
     return end;
   }
   TrainerEnd own = has_code ? FromExitCode(*exit_code) : TrainerEnd{.cause = Cause::kUnknown};
-  // Deleted by somebody else, and ended by that: it did not begin, it was still loading, or its grace period was short.
+  // Somebody else's deletion ended the trainer: it had not begun, it was still loading, or its grace period was short.
   const bool deleted = !stopping && !At(pod, {"metadata", "deletionTimestamp"}).is_null();
   const bool by_kubelet = own.cause == Cause::kSignaled && (own.value == SIGTERM || own.value == SIGKILL);
   if (deleted && (by_kubelet || !has_code)) return {.cause = Cause::kDeleted};
@@ -128,7 +128,7 @@ TrainerEnd EndOfJob(const Json& failed) {
     const long code = std::strtol(digits, &rest, 10);
     if (rest != digits) return FromExitCode(static_cast<int>(code));
   }
-  // It does not say which disruption. If the node was removed, the trainer may still write.
+  // The message does not say which disruption, so assume a lost node, whose trainer may still write.
   if (message.find(" has condition DisruptionTarget") != std::string::npos) {
     return {.cause = Cause::kNodeLost, .detail = message};
   }
@@ -153,7 +153,8 @@ std::string SuspensionOf(const Json& job) {
 }
 
 // The init container that holds up the pod; null if none does. They run one after the other, and those that have not
-// had their turn wait as PodInitializing. One that keeps running beside the others comes before them.
+// had their turn wait as PodInitializing. One that keeps running beside the others comes before them,
+// so the last match counts.
 const Json* CurrentInitContainer(const Json& pod) {
   const Json* current = nullptr;
   for (const Json& one : Elements(pod, {"status", "initContainerStatuses"})) {
@@ -163,7 +164,7 @@ const Json* CurrentInitContainer(const Json& pod) {
   return current;
 }
 
-// Of a pod that has not begun.
+// Sets the phase, the message and events_of for a pod that has not begun.
 void SayWhyItWaits(const Json& pod, const std::string& warning, ClusterView& view) {
   view.phase = Phase::kPending;
   if (const Json* unscheduled = Condition(pod, "PodScheduled", "False"); unscheduled != nullptr) {
@@ -189,7 +190,7 @@ void SayWhyItWaits(const Json& pod, const std::string& warning, ClusterView& vie
   }
 }
 
-// Of a Job with one pod that has not ended.
+// The view of a pod that has not ended.
 ClusterView ViewOfPod(const Json& pod, const std::string& warning) {
   ClusterView view;
   view.has_begun = TrainerStatus(pod, "running").is_object();

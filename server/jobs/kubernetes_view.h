@@ -31,7 +31,7 @@ struct ClusterView {
   TrainerEnd end;           // kEnded
 };
 
-// Why an attempt ends whose Job was started again after the trainer's pod had ended, for people.
+// Explains to people the end of an attempt whose Job was started again after the trainer's pod had ended.
 std::string RestartedJob(bool by_kueue);
 
 // The messages in an EventList of a Job about pods that the Job controller could not create, the newest last.
@@ -53,8 +53,9 @@ struct ClusterObjects {
 };
 
 // Reads unknown or malformed fields as absent. The cause of the end is read from the pod, and once the pod is gone,
-// from the condition of the Job. If neither says it, it is kUnknown. A Job that is suspended after its pod has run was
-// preempted: the Job controller deletes the pods of a suspended Job, and would start new ones on the same attempt.
+// from the condition of the Job. If neither names the cause, it is kUnknown. A Job that is suspended after its pod has
+// run was preempted: the Job controller deletes the pods of a suspended Job, and would start new ones on the same
+// attempt.
 ClusterView ViewOf(const ClusterObjects& objects);
 
 }  // namespace nibble::jobs

@@ -186,7 +186,7 @@ class LocalRunner : public Runner {
       n = ::read(read_end.get(), &error, sizeof error);
     } while (n < 0 && errno == EINTR);
     if (n == static_cast<ssize_t>(sizeof error)) {
-      (void)Reap(pid, true);
+      (void)Reap(pid, /*wait=*/true);
       return absl::FailedPreconditionError(StrCat("cannot start ", options_.trainer_path, ": ", std::strerror(error)));
     }
     const auto ticks = StartTicks(pid);
@@ -209,7 +209,7 @@ class LocalRunner : public Runner {
     EndStrayChildren(Pids());
   }
 
-  // Of trainers that are not reaped.
+  // The pids of the trainers that are not reaped yet.
   std::set<pid_t> Pids() const {
     std::set<pid_t> pids;
     for (const auto& [directory, running] : running_) {

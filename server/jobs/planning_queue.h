@@ -50,7 +50,7 @@ class PlanningQueue {
   const Plan plan_;
   base::Mutex mutex_;
   base::Condition changed_;
-  std::list<Job> waiting_ ABSL_GUARDED_BY(mutex_);  // in order of submission
+  std::list<Job> waiting_ ABSL_GUARDED_BY(mutex_);  // jobs to retry, then the others in order of submission
   std::list<Job> planning_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Principal> principals_ ABSL_GUARDED_BY(mutex_);  // only those with a job here
   int unrecorded_ ABSL_GUARDED_BY(mutex_) = 0;                           // jobs of planning_ that wait for a retry

@@ -43,7 +43,7 @@ namespace {
   ::setrlimit(RLIMIT_CORE, &no_core);
   const int oom_score = ::open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
   if (oom_score >= 0) {
-    (void)!::write(oom_score, "500", 3);
+    (void)!::write(oom_score, "500", 3);  // of -1000 to 1000; 0 is the default
     ::close(oom_score);
   }
 

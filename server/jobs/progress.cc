@@ -54,7 +54,8 @@ void UpdateProgress(Json& progress, const JournalLine& line) {
   if (const auto* state = std::get_if<StateEvent>(&*body)) {
     Set(progress, "step", state->step);
     Set(progress, "max_steps", state->max_steps);
-    // Training begins at the step of a checkpoint, or at 0. The checkpoint may be another job's.
+    // Training begins at the step of a checkpoint, or at 0. If that checkpoint is another job's, saved_step is the step
+    // of the job's own newest one.
     if (state->step.has_value())
       progress["checkpoint_step"] = std::max(static_cast<std::int64_t>(Number(progress, "checkpoint_step")),
                                              state->saved_step.value_or(*state->step));

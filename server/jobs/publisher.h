@@ -18,7 +18,8 @@ class Publisher {
   Publisher(store::StateDirectory& state, Database& database, base::Clock& clock, EventHub& hub, JobObserver* observer)
       : state_(state), database_(database), clock_(clock), hub_(hub), observer_(observer) {}
 
-  // Appends the events "model" and "state" (SUCCEEDED). On an error, try again later.
+  // Appends the event "model", or "warning" (PUBLISH_FAILED) if no retry can help, and the event "state" (SUCCEEDED).
+  // On an error, try again later.
   absl::Status Publish(const StoredJob& job);
   // Publishes each output that can be published now, and logs the others: the caller tries again later.
   void PublishAll(const std::vector<StoredJob>& jobs);

@@ -12,8 +12,8 @@ model::Nf4Options Nf4OptionsOf(const QLoraMethod& qlora);
 // The same method with these options, all of them set.
 QLoraMethod WithNf4Options(QLoraMethod qlora, const model::Nf4Options& options);
 
-// Checks the options against a base that is nf4 already, which keeps its own. Options that are not set fit every base.
-// Errors: InvalidArgument (FIELD_VIOLATION).
+// Checks the options against a base that is nf4 already, which keeps its own. Options that are not set, and
+// double_quant true (the default), fit every base. Errors: InvalidArgument (FIELD_VIOLATION).
 absl::Status CheckNf4Base(const QLoraMethod& qlora, const model::Nf4Options& base);
 
 }  // namespace nibble::jobs

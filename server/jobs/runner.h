@@ -20,7 +20,7 @@ struct TrainerEnd {
     kEvicted,    // its pod was evicted, or its node was drained
     kPreempted,  // its quota was given to another job
     kNodeLost,   // its node does not answer
-    kDeleted,    // a stranger deleted it
+    kDeleted,    // it was deleted, but not by this server
   };
   Cause cause = Cause::kUnknown;
   int value = 0;

@@ -38,7 +38,7 @@ class SpecChecker {
       Add(std::move(field), base::StrCat("is ", value, ", wanted ", low, " to ", high));
     }
   }
-  // Written so that NaN fails.
+  // `good`: whether a finite value is allowed. NaN and infinities always fail.
   void Number(std::string field, double value, bool good, std::string_view wanted) {
     if (std::isfinite(value) && good) return;
     Add(std::move(field), base::StrCat("is ", value, ", wanted ", wanted));

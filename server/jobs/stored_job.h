@@ -25,6 +25,7 @@ struct JobError {
 
 // NotFound (JOB). Also returned for a job that the caller may not see.
 absl::Status NoJob(const std::string& id);
+// NotFound (CHECKPOINT).
 absl::Status NoCheckpoint(const std::string& name);
 
 struct StoredJob {
@@ -49,7 +50,7 @@ struct StoredJob {
   std::int64_t last_sequence = 0;
   std::int64_t memory_bytes = 0;  // planned peak of its trainer; 0: not planned
   std::int64_t disk_bytes = 0;    // planned largest size of its files; 0: not planned
-  bool keep_checkpoint = false;   // write a checkpoint before the cancel
+  bool keep_checkpoint = false;   // the cancel lets the trainer write a checkpoint first
   std::int64_t lost_in_row = 0;   // number of its latest attempts that were LOST in a row
   std::string owner;              // who created it; "" without authentication
   std::string tenant;             // of the owner

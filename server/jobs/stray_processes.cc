@@ -84,7 +84,7 @@ void EndStrayChildren(const std::set<pid_t>& known) {
       if (known.contains(pid) || ParentOf(pid) != ::getpid()) continue;
       ::kill(pid, SIGKILL);
       ReapKilled(pid);
-      found = ParentOf(pid) != ::getpid() || found;
+      if (ParentOf(pid) != ::getpid()) found = true;  // reaped; a process that hangs must not keep the loop going
     }
   }
 }

@@ -11,7 +11,8 @@ namespace nibble::jobs {
 void KillHolders(const std::string& path);
 
 // Kills and reaps the children of this process that are not in `known`. Such a child was not started here: it is an
-// orphan that came because this process is PID 1 or a subreaper (prctl PR_SET_CHILD_SUBREAPER, as nibbled is).
+// orphan that the kernel gave to this process, which is PID 1 or a subreaper (prctl PR_SET_CHILD_SUBREAPER, as nibbled
+// is).
 void EndStrayChildren(const std::set<pid_t>& known);
 
 // Reaps such children that have already ended. Does nothing if this process receives no orphans. Cheap.

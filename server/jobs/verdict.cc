@@ -47,6 +47,7 @@ Verdict Judge(const TrainerEnd& end, const std::optional<Outcome>& outcome) {
     return stopped;
   }
 
+  // With an outcome, an end other than an exit, a signal or the OOM killer counts as an exit with the outcome's code.
   TrainerEnd judged = end;
   const bool by_itself = end.cause == Cause::kExited || end.cause == Cause::kSignaled;
   if (!by_itself && end.cause != Cause::kOutOfMemory && outcome.has_value()) {

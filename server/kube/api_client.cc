@@ -81,7 +81,7 @@ ApiAnswer AnswerOf(Connection& connection) {
 
 }  // namespace
 
-// The client's thread only.
+// Used on the client's thread only.
 struct ApiClient::Call {
   explicit Call(asio::io_context& io) : looked_up(io) {}
   void Cancel() {
@@ -177,6 +177,7 @@ asio::awaitable<absl::StatusOr<Endpoints>> ApiClient::State::LookUp(Call& call, 
   const NameLookup lookup(io, access.host, access.port, [&call] { call.looked_up.cancel(); });
   co_await call.looked_up.async_wait(asio::redirect_error(asio::use_awaitable, error));
   if (call.cancelled) co_return absl::CancelledError("the request was cancelled");
+  // Without an error, the timer has expired before the look-up cancelled it.
   if (!error) co_return absl::DeadlineExceededError(StrCat("the look-up of the host ", access.host, " takes too long"));
   co_return lookup.Result();
 }
@@ -260,7 +261,7 @@ asio::awaitable<void> ApiClient::State::Answer(ApiRequest request, Done done, De
     if (keep) idle.push_back(std::move(call.connection));
   }
   --num_requests;
-  // Not called here: requests that fail at once would nest as deep as the queue is long.
+  // StartWaiting is posted, not called: requests that fail at once would nest as deep as the queue is long.
   if (!waiting.empty()) Post([this] { StartWaiting(); });
   done(std::move(answer));
 }

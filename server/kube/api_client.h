@@ -71,8 +71,8 @@ class ApiClient {
   // ReadToken and ReadAuthority. An answer with an HTTP error is not an error here (StatusOf).
   using Done = std::function<void(absl::StatusOr<ApiAnswer>)>;
 
-  // Destroying it ends the watch. No callback of the watch is running or begins once the destructor returns: it waits
-  // for a running callback, never for the network. The client must outlive it.
+  // Destroying it ends the watch. The destructor waits for a running callback of the watch, never for the network, and
+  // no callback begins afterwards. The client must outlive the Watch.
   class Watch {
    public:
     ~Watch();

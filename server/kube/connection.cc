@@ -55,9 +55,9 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Make(asio::io_context& i
   std::unique_ptr<Connection> made(new Connection(io, std::move(tls), access));
   made->stream_.set_verify_callback(asio::ssl::host_name_verification(access.host), error);
   // Server name indication is for names only (RFC 6066 3).
-  Error is_name;
-  asio::ip::make_address(access.host, is_name);
-  if (is_name) SSL_set_tlsext_host_name(made->stream_.native_handle(), access.host.c_str());
+  Error not_an_address;
+  asio::ip::make_address(access.host, not_an_address);
+  if (not_an_address) SSL_set_tlsext_host_name(made->stream_.native_handle(), access.host.c_str());
   if (error) return made->StatusFrom(error);
   return made;
 }
@@ -89,7 +89,7 @@ asio::awaitable<absl::Status> Connection::Open(const Endpoints& endpoints) {
 
 asio::awaitable<absl::Status> Connection::Send(const ApiRequest& request, const std::string& token) {
   const bool is_v6 = host_.find(':') != std::string::npos;
-  http::request<http::string_body> message(VerbOf(request.method), request.target, 11);
+  http::request<http::string_body> message(VerbOf(request.method), request.target, /*version=*/11);
   message.set(http::field::host, is_v6 ? StrCat("[", host_, "]") : host_);
   message.set(http::field::user_agent, "nibbled");
   message.set(http::field::accept, "application/json");

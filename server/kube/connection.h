@@ -22,6 +22,7 @@
 
 namespace nibble::kube {
 
+// At most a day from now, so that an infinite timeout does not overflow `at`.
 struct Deadline {
   explicit Deadline(absl::Duration given)
       : timeout(std::min(given, absl::Hours(24))),

@@ -17,7 +17,7 @@ namespace nibble::kube {
 enum class Propagation { kBackground, kForeground, kOrphan };
 
 // Calls in the namespace of the client's access. All calls return InvalidArgument, send nothing and drop `done` if an
-// argument is not as Kubernetes wants it. Otherwise they return OK at once, and `done` gets the answer on the client's
+// argument is not valid in Kubernetes. Otherwise they return OK at once, and `done` gets the answer on the client's
 // thread: an object of the API, or an error of ApiClient::Request or StatusOf. Thread-safe.
 class JobsApi {
  public:

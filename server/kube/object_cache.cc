@@ -192,7 +192,7 @@ void ObjectCache::State::OnWatchEnd(absl::Status status, std::optional<absl::Dur
 void ObjectCache::State::Retry(const absl::Status& status, std::optional<absl::Duration> retry_after,
                                void (State::*next)()) {
   const bool expired = absl::IsOutOfRange(status);
-  // An answer or a version that made no sense might do so again.
+  // After an answer or a version that made no sense, start over with a new list.
   if (expired || absl::IsInternal(status) || absl::IsInvalidArgument(status)) {
     next = &State::List;
     next_page.clear();

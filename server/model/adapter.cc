@@ -136,7 +136,7 @@ absl::Status ParseModulesToSave(const Json& json, AdapterConfig& config) {
 
 absl::Status ParseTargets(const Json& json, AdapterConfig& config) {
   const auto targets = json.find("target_modules");
-  // PEFT saves the names of the modules that "all-linear" stands for.
+  // PEFT replaces "all-linear" by the names of the modules when it saves, so that text is an error here.
   if (targets != json.end() && targets->is_string() && *targets != "all-linear") {
     NIBBLE_ASSIGN_OR_RETURN(config.target_pattern, ParsePattern("target_modules", targets->get<std::string>()));
     return absl::OkStatus();

@@ -1,5 +1,5 @@
 // A LoRA adapter as PEFT writes it: adapter_config.json, and tensors
-// base_model.model.<module path>.lora_A.weight [r, in] and .lora_B.weight [out, r].
+// base_model.model.<module path>.lora_A.weight [r, in] and .lora_B.weight [out, r]; AdapterTensors lists the others.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -24,7 +24,7 @@ inline constexpr char kBaseDigestKey[] = "nibble_base_digest";
 // Key of AdapterConfig::base_nf4 in the same metadata.
 inline constexpr char kBaseNf4Key[] = "nibble_base_nf4";
 inline constexpr std::int64_t kMaxLoraRank = 4096;
-// Maximum alpha of an import and of a job (server/jobs/spec_checker.h). Far above any value in use; keeps scaled
+// Maximum alpha of an import and of a job (server/jobs/lora_method.cc). Far above any value in use; keeps scaled
 // weights far below f32's maximum.
 inline constexpr double kMaxLoraAlpha = 1e6;
 inline constexpr std::size_t kMaxPatterns = 64;  // of ranks, and of alphas; also of modules_to_save

@@ -6,14 +6,14 @@
 //     f32, bf16   NAME
 //     int8        NAME i8 [N, K] and NAME_scale f32 [N] (linears, head, embedding when tied); norms and biases f32; an
 //                 embedding that is not int8 keeps its source's type, a head that is not int8 is bf16
-//     nf4         NAME u8 [N, ceil(K/2)], NAME_absmax i8 [N, ceil(K/64)], NAME_absmax_factor f32 and
-//                 NAME_absmax_offset f32 [1] (double quantized); norms and biases f32; embedding and head keep their
-//                 source's type
+//     nf4         NAME u8 [N, ceil(K/2)] and, with the default Nf4Options, NAME_absmax i8 [N, ceil(K/64)],
+//                 NAME_absmax_factor f32 and NAME_absmax_offset f32 [1] (double quantized); norms and biases f32;
+//                 embedding and head keep their source's type
 //     ternary     NAME u8 [N, ceil(K/4)] and NAME_scale f32 [1] (linears; kernels/formats/ternary.h, rows); norms and
 //                 biases f32; embedding, head and linears that stay float (NAME) f32 or bf16
 //     lora        adapter_model.safetensors and adapter_config.json as PEFT writes them, beside the tensors of the
 //                 base in the base's format: nf4, bf16, f32 or int8
-//   record.bin               optional: the proof that verify replays (docs/numerics.md 10)
+//   record.bin               optional: digests of logits, which `models verify` computes again (docs/numerics.md 10)
 #pragma once
 #include <cstdint>
 #include <map>
@@ -21,6 +21,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -102,8 +103,9 @@ struct TensorView {
 // An opened artifact. Thread-compatible; views are valid for the lifetime of the Artifact.
 class Artifact {
  public:
-  // DataLoss when a file contradicts itself, InvalidArgument naming the tensor when shapes or dtypes do not fit the
-  // config. Reads headers only; VerifyBytes reads the weights.
+  // DataLoss when a file is missing or contradicts itself, Unimplemented when nibble.json has a newer version,
+  // InvalidArgument naming the tensor when shapes or dtypes do not fit the config. Reads headers only; VerifyBytes
+  // reads the weights.
   static absl::StatusOr<std::unique_ptr<Artifact>> Open(const std::string& directory);
 
   const ModelConfig& config() const { return config_; }

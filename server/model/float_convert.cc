@@ -17,6 +17,7 @@ float HalfToFloat(std::uint16_t half) {
   const std::uint32_t exponent = (half >> 10) & 0x1fu;
   std::uint32_t mantissa = half & 0x3ffu;
   if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | mantissa << 13);
+  // 112: the difference of the exponents' biases, 127 and 15.
   if (exponent != 0) return std::bit_cast<float>(sign | (exponent + 112) << 23 | mantissa << 13);
   // Zero or subnormal: mantissa * 2^-24 is exact in f32.
   const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;

@@ -18,7 +18,7 @@ absl::StatusOr<kernels::Matrix> RunStep(const ModelConfig& config, const Decoder
                                         const kernels::Stream& stream);
 
 // Feeds one sequence from position 0 in chunks of at most `chunk` tokens and hands the logits of every row to `visit`
-// (first row number, [rows, V]) chunk by chunk, so that tokens x vocabulary never exists at once.
+// (first row number, [rows, V]) chunk by chunk, so that the logits of all tokens never exist at once.
 // Errors: InvalidArgument (more tokens than the rope table has positions), Cancelled (`cancelled` is checked before
 // every layer).
 absl::Status ForEachLogits(const ModelConfig& config, const DecoderWeights& weights,

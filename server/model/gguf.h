@@ -2,6 +2,7 @@
 // every size is checked against the bytes present before it is used.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>

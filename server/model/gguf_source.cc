@@ -239,6 +239,7 @@ class GgufSource : public WeightSource {
     scaled.rope.high_freq_factor = 4.0;
     scaled.rope.original_max_positions = 8192;
     const auto wanted = RopeInverseFrequencies(scaled);
+    // 1e-5: the divisors are rounded to f32.
     for (std::size_t i = 0; i < divisors.size(); ++i) {
       const double got = static_cast<double>(plain[i]) / static_cast<double>(divisors[i]);
       if (config_.rope.scaling != RopeConfig::Scaling::kNone || !(std::fabs(got - wanted[i]) <= 1e-5 * wanted[i])) {

@@ -65,7 +65,7 @@ class HfSource : public WeightSource {
     }
     NIBBLE_ASSIGN_OR_RETURN(const float scale, ReadScale(spec.name + kHfWeightScale));
     values.scale *= bitnet_->linear_class == HfLinearClass::kBitLinear ? 1.0f / scale : scale;
-    // An invalid scale, or its inverse or product exceeds f32.
+    // The stored scale is invalid, or its inverse or the product exceeds f32.
     if (!(values.scale > 0.0f) || !std::isfinite(values.scale)) {
       return absl::InvalidArgumentError(StrCat("tensor \"", spec.name, "\" has the scale ", values.scale, " with ",
                                                kHfWeightScale, " ", scale, ", wanted a positive number"));
@@ -188,8 +188,9 @@ class HfSource : public WeightSource {
     const SafetensorsTensor& tensor = *rest.at(spec.name);
     const std::vector<std::int64_t> packed = {spec.shape[0] / kHfBitNetRows, spec.shape[1]};
     const bool may_be_float = bitnet_->linear_class == HfLinearClass::kAutoBitLinearOffline;
-    if (tensor.dtype == DType::kU8 ? tensor.shape != packed || spec.shape[0] % kHfBitNetRows != 0
-                                   : !may_be_float || tensor.shape != spec.shape || !IsFloat(tensor)) {
+    const bool fits = tensor.dtype == DType::kU8 ? tensor.shape == packed && spec.shape[0] % kHfBitNetRows == 0
+                                                 : may_be_float && tensor.shape == spec.shape && IsFloat(tensor);
+    if (!fits) {
       return absl::InvalidArgumentError(StrCat("tensor \"", spec.name, "\" is ", tensor.dtype_name, " ",
                                                ShapeText(tensor.shape), ", config.json needs U8 ", ShapeText(packed),
                                                may_be_float ? StrCat(" or float ", ShapeText(spec.shape)) : ""));

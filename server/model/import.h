@@ -29,7 +29,7 @@ struct TrainedTokenizer {
   std::int32_t eos_token_id = 0;
 };
 
-// A model without weights of its own.
+// How to draw the weights of a model whose directory has none.
 struct RandomInit {
   std::uint64_t seed = 0;
   kernels::Stream stream = {};  // draws the weights

@@ -47,6 +47,7 @@ bool KvPool::Allocate(std::int64_t count, std::vector<std::int32_t>* pages) {
   return true;
 }
 
+// Reversed, so that Allocate takes the pages in the same order again.
 void KvPool::Free(const std::vector<std::int32_t>& pages) { free_.insert(free_.end(), pages.rbegin(), pages.rend()); }
 
 void KvPool::Copy(const std::vector<std::int32_t>& from, const std::vector<std::int32_t>& to, std::int64_t count) {

@@ -23,9 +23,11 @@ class LoadedModel {
     base::Cancelled cancelled = {};     // checked before every layer
   };
 
-  // Lays out weights for the stream's device. Nothing is quantized: values are only moved (int8 and ternary tiles,
-  // dense panels), and NF4's block scales widened. Errors: FailedPrecondition (RAW_MASTERS), DataLoss, InvalidArgument
-  // (tensor named), Unimplemented (device, version of nibble.json), ResourceExhausted, Cancelled.
+  // Lays out weights for the stream's device. Nothing is quantized: values are moved (int8 and ternary tiles, dense
+  // panels) or widened to f32 (norms, biases, NF4's block scales). An adapter's copy of the embedding or the head is
+  // rounded to the type of the base's tensor, and DoRA's factors are computed. Errors: FailedPrecondition
+  // (RAW_MASTERS), DataLoss, InvalidArgument (tensor named), Unimplemented (device, version of nibble.json),
+  // ResourceExhausted, Cancelled.
   static absl::StatusOr<std::shared_ptr<const LoadedModel>> Load(const std::string& directory, const Options& options,
                                                                  const kernels::Stream& stream);
 

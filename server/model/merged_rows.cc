@@ -20,7 +20,7 @@ using kernels::Nf4Weight;
 namespace {
 
 constexpr std::int64_t kRowGrain = 16;    // minimum rows per thread
-constexpr std::int64_t kBlockRows = 128;  // of Norms
+constexpr std::int64_t kBlockRows = 128;  // that Norms merges at a time
 
 }  // namespace
 

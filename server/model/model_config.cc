@@ -38,6 +38,7 @@ const Json* Find(const Json& json, const char* key) {
   return it == json.end() || it->is_null() ? nullptr : &*it;
 }
 
+// Here and below, `absent` is the value of an absent key; null if the key is required.
 absl::StatusOr<std::int64_t> Size(const Json& json, const char* key, std::int64_t max, const std::int64_t* absent) {
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t value, absent == nullptr ? base::GetInt(json, key, kWhere)
                                                                       : base::GetInt(json, key, kWhere, *absent));

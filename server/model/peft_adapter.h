@@ -23,9 +23,10 @@ struct PeftAdapter {
 // from the base.
 // Errors: NotFound (a required file), those of ParsePeftConfig and of OpenSafetensors, FailedPrecondition
 // (ADAPTER_SHAPE: a tensor that is missing, has another shape or belongs to no target or saved module; metadata tensor,
-// got, wanted), InvalidArgument (values that are not finite), Unimplemented (UNSUPPORTED_ADAPTER: pickled weights,
-// another type, modules_to_save that do not fit the model), those of `admit`, which is called once, before any value is
-// read, with the options and the bytes that the values take in f32.
+// got, wanted), InvalidArgument (values that are not finite, an alpha above kMaxLoraAlpha, malformed metadata),
+// Unimplemented (UNSUPPORTED_ADAPTER: pickled weights, another type, modules_to_save that do not fit the model), those
+// of `admit`, which is called once, before any value is read, with the config and the bytes that the values take in
+// f32.
 absl::StatusOr<PeftAdapter> ReadPeftAdapter(
     base::FileSystem& files, const std::string& directory, const ModelConfig& model,
     const std::function<absl::Status(const AdapterConfig& config, std::int64_t bytes)>& admit = {});

@@ -7,7 +7,7 @@
 namespace nibble::model {
 namespace {
 
-constexpr std::int64_t kChunk = 64;  // bounds tokens x vocabulary; any other value gives the same bits
+constexpr std::int64_t kChunk = 64;  // tokens; limits the memory for logits. Any other value gives the same bits
 
 absl::StatusOr<std::vector<std::string>> RowDigests(const LoadedModel& model, const std::vector<std::int32_t>& tokens,
                                                     const kernels::Stream& stream, const base::Cancelled& cancelled) {

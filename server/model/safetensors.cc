@@ -136,13 +136,19 @@ class HeaderReader : public nlohmann::json_sax<base::Json> {
     return Nested();
   }
   bool end_object() override {
-    if (skipping_ > 0) return --skipping_, true;
+    if (skipping_ > 0) {
+      --skipping_;
+      return true;
+    }
     if (state_ == State::kTensor && !Complete()) return false;
     state_ = state_ == State::kTop ? State::kDone : State::kTop;
     return true;
   }
   bool end_array() override {
-    if (skipping_ > 0) return --skipping_, true;
+    if (skipping_ > 0) {
+      --skipping_;
+      return true;
+    }
     state_ = State::kTensor;
     return true;
   }
@@ -235,6 +241,7 @@ bool SizeInBytes(const Entry& entry, std::uint64_t& bytes) {
   return true;
 }
 
+// `start`: where the tensor must begin; then its end.
 absl::StatusOr<SafetensorsTensor> Check(Entry& entry, std::uint64_t& start, std::span<const std::byte> data,
                                         std::string_view where) {
   const std::string who = StrCat("tensor \"", entry.name, "\"");

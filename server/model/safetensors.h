@@ -52,7 +52,8 @@ struct SafetensorsFiles {
 absl::StatusOr<SafetensorsFiles> OpenSafetensors(const std::string& path);
 
 // Opens model.safetensors, or the shards that model.safetensors.index.json lists. Each listed tensor must be in the
-// shard that the index names, and shards may hold no others. NotFound when the directory has neither file.
+// shard that the index names, and shards may hold no others. NotFound when the directory has neither file, or
+// lacks a shard; Unimplemented when it has only pickled weights.
 absl::StatusOr<SafetensorsFiles> OpenSafetensorsModel(base::FileSystem& files, const std::string& directory);
 
 // "F32" for kF32, ...: the format's names.

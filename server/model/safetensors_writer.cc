@@ -50,7 +50,8 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
   for (std::size_t i = 0; i < plan.size(); ++i) {
     const TensorPlan& tensor = plan[i];
     if (!writer->position_.emplace(tensor.name, i).second || tensor.name == "__metadata__") {
-      return absl::InvalidArgumentError(StrCat("tensor \"", tensor.name, "\" is planned twice"));
+      return absl::InvalidArgumentError(
+          StrCat("tensor \"", tensor.name, "\" is planned twice, or its name is reserved"));
     }
     NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t bytes, Bytes(tensor));
     if (i > 0 && kernels::SizeOf(tensor.dtype) != kernels::SizeOf(plan[i - 1].dtype)) before_widest = offset;
@@ -58,6 +59,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
     if (__builtin_add_overflow(offset, bytes, &end) || end > INT64_MAX) {
       return absl::InvalidArgumentError("the tensors together overflow a file's size");
     }
+    // Container's function does not search for an equal name, so that many tensors take no quadratic time.
     members.base::Json::object_t::Container::emplace_back(
         tensor.name,
         base::Json{{"dtype", SafetensorsName(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}});

@@ -1,6 +1,7 @@
 // Writes a safetensors file tensor by tensor. The same plan and the same bytes give the same file.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -32,7 +33,8 @@ struct TensorDigest {
 std::string WeightsDigest(std::vector<TensorDigest> tensors);
 
 // The file stores narrow types first and, within one width, tensors in the order of the plan. The header is padded so
-// that every tensor begins at a multiple of its element size, and the first of the widest at one of 64. One thread.
+// that every tensor begins at a multiple of its element size, and the first of the widest at a multiple of 64. One
+// thread.
 class SafetensorsWriter {
  public:
   // Errors: InvalidArgument (duplicate name, size overflow), those of the file system.

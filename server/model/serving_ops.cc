@@ -89,7 +89,11 @@ ServingOps::Input ServingOps::NormInput(const Tensor& x, std::int64_t layer, Nor
   const float* weight = Layer(layer).norm(norm);
   bool codes = false, floats = false;
   for (const LinearKind reader : ReadersOf(norm, kind)) {
-    (Layer(layer).linear(reader).reads_codes() ? codes : floats) = true;
+    if (Layer(layer).linear(reader).reads_codes()) {
+      codes = true;
+    } else {
+      floats = true;
+    }
   }
   if (!floats) {
     input.quantized = AllocateQuantized(x.rows, x.cols);

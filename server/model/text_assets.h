@@ -18,7 +18,7 @@ struct TextAssets {
 };
 
 // Maximum size of a tokenizer.json, as in the Rust library (server/text/rust/src/tokenizer.rs). Loading one takes
-// about 15 times its size in memory; the library stops at 64 MiB plus 256 times its size.
+// about 15 times its size in memory; the library refuses one that needs more than 64 MiB plus 256 times its size.
 inline constexpr std::uint64_t kMaxTokenizerBytes = std::uint64_t{64} << 20;
 
 // Errors: NotFound (no tokenizer.json), InvalidArgument (an invalid file; named).

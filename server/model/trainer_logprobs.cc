@@ -19,7 +19,7 @@ using base::Json;
 using base::StrCat;
 
 constexpr std::uint64_t kMaxBytes = 1 << 20;
-constexpr std::int64_t kChunk = 16;  // bounds tokens x vocabulary
+constexpr std::int64_t kChunk = 16;  // tokens; limits the memory for logits
 
 absl::Status Corrupt(std::string_view what) {
   return base::WithReason(absl::DataLossError(StrCat(kTrainerLogprobsFile, ": ", what)), "CORRUPT_ARTIFACT");

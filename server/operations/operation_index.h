@@ -79,7 +79,7 @@ class OperationIndex {
   // without files. nullptr below the limit.
   Entry Surplus(const auth::RequestOwner& owner, bool done_at_once) const;
   Entry EndedBefore(absl::Time time) const;
-  Entry WithFilesDue(absl::Duration now) const;  // monotonic
+  Entry WithFilesDue(absl::Duration now) const;  // whose files have expired; `now` is monotonic
 
  private:
   using ByEnd = std::set<std::pair<absl::Time, std::string>>;

@@ -85,8 +85,8 @@ TrainingBytes AdapterPlan::Training(const jobs::JobSpec& spec, const ModelConfig
       LinearBytes(spec, sizes, base_bytes) + sizes.heads * sizes.embedding * std::max<std::int64_t>(base_bytes, 2);
   if (element != base_bytes) bytes.weights += sizes.embedding * element;
   bytes.adapter = TrainedParameters(spec, config) * 4 * 3;  // values, gradients, and the form that the evaluation reads
-  // A weight in the type of products; logits in f32 and rounded; gate, up and the residual stream in f32 with their
-  // gradients, two of them rounded; the cached K and V of one layer.
+  // A weight in the type of products; logits in f32 and rounded; the residual stream and its gradient in f32; gate and
+  // up in f32, and their gradients in the type of products; the cached K and V of one layer.
   const std::int64_t token = 8 * config.hidden_size + (8 + 2 * element) * config.ffn_size + 8 * config.kv_size();
   bytes.workspace = sizes.largest * element + logits * (4 + element) + tokens * token;
   if (base_bytes != 4) bytes.workspace += std::min(config.vocab_size, model::kWidenedRows) * config.hidden_size * 4;

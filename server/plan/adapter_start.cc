@@ -71,7 +71,7 @@ absl::StatusOr<std::string> TrainedOn(const store::StateDirectory& state, const 
   return quantized.weights_digest;
 }
 
-// A base in f32 or bf16 would become another nf4 base than the adapter's.
+// Refuses options with which a base in f32 or bf16 would become another nf4 base than the adapter's.
 absl::Status CheckNf4Form(const jobs::JobSpec& spec, const model::ArtifactInfo& base,
                           const model::ArtifactInfo& adapter) {
   if (spec.method != jobs::kMethodQLora || adapter.weight_format() != model::Format::kNf4) return absl::OkStatus();

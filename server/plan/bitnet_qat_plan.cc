@@ -46,8 +46,8 @@ class BitNetQat : public MethodPlan {
 
   std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c, std::int64_t) const override {
     const std::int64_t code = spec.bitnet_qat.has_ramp() ? 4 : spec.bitnet_qat.act_bits == 16 ? 2 : 1;
-    // A gradient through the scales of rows reads the norms' inputs as they are.
     const std::int64_t element = ElementBytes(spec.bitnet_qat.compute_dtype);
+    // A gradient through the scales of rows reads the norms' inputs as they are.
     const bool exact_inputs = spec.bitnet_qat.scale_grad && spec.bitnet_qat.ste != "identity";
     // Linears that stay float keep f32 rows. Ternary linears behind the same norm as such a linear do not share their
     // codes: each keeps its own.

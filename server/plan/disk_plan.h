@@ -8,7 +8,7 @@
 namespace nibble::plan {
 
 // Bytes of checkpoints, the trained model and its intermediate forms, tokenizer files (`companion_bytes` per form) and
-// logs. base_bytes: as in PlanMemory.
+// logs. base_bytes: as in MethodPlan.
 std::int64_t PlanDisk(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes,
                       std::int64_t companion_bytes, std::int64_t max_steps);
 

@@ -62,7 +62,7 @@ class FloatMastersPlan : public MethodPlan {
  protected:
   // Bytes of an element of the trained weights.
   virtual std::int64_t TrainedElement(const jobs::JobSpec& /*spec*/) const { return 4; }
-  // Of the model that the job writes.
+  // The form of the model that the job writes.
   virtual convert::TrainedForm Form(const jobs::JobSpec& spec, const model::Artifact& base) const = 0;
 };
 

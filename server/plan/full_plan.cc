@@ -27,8 +27,8 @@ class Full : public FloatMastersPlan {
     // Without AVX-512, backward products read the head and one linear at a time widened to f32.
     if (value == 2) bytes.weights += sizes.embedding * 4 + sizes.largest * 4;
     // Gradients of head and embedding; a gradient of the largest linear, rounded and in f32, unless it is added to an
-    // f32 gradient in slices; logits in f32 and rounded; gate, up and the residual stream in f32 with their gradients,
-    // two of them rounded; the cached K and V of one layer.
+    // f32 gradient in slices; logits in f32 and rounded; the residual stream and its gradient in f32; gate and up in
+    // f32, and their gradients in the type of products; the cached K and V of one layer.
     const std::int64_t token = 8 * config.hidden_size + (8 + 2 * element) * config.ffn_size + 8 * config.kv_size();
     const std::int64_t gradient = value == 4 ? 0 : sizes.largest * (4 + element);
     bytes.workspace = TableGradientBytes(sizes, value) + gradient + logits * (4 + element) + tokens * token;

@@ -72,7 +72,7 @@ class Int8Qt : public FloatMastersPlan {
   }
 
  private:
-  // In bf16.
+  // Whether linears read rows in bf16 instead of codes.
   static bool ReadsFloatRows(const jobs::JobSpec& spec) { return spec.int8_qt.compute == "float"; }
 };
 

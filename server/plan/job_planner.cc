@@ -98,7 +98,7 @@ absl::StatusOr<std::vector<std::string>> JobPlanner::TokenFiles(const jobs::JobS
 }
 
 absl::StatusOr<jobs::JobSpec> JobPlanner::Resolved(const jobs::JobSpec& spec, const JobInputs& inputs) {
-  jobs::JobSpec resolved = jobs::Resolve(spec, "planned", inputs.train.format, kDefaultDevice);
+  jobs::JobSpec resolved = jobs::Resolve(spec, /*job_id=*/"planned", inputs.train.format, kDefaultDevice);
   NIBBLE_RETURN_IF_ERROR(jobs::Validate(resolved));  // as CreateJob does: defaults may conflict with given fields
   return resolved;
 }

@@ -28,8 +28,8 @@ struct PlannedJob {
   std::uint64_t spare_disk_bytes = 0;  // store::PlannableBytes
 };
 
-// Thread-safe. All arguments are borrowed. A plan reads all data and tokenizes what is not in the cache, which takes
-// minutes for a GiB of text and can be cancelled. Nothing of the data stays in memory after a plan.
+// Thread-safe. All arguments but `memory` are borrowed. A plan reads all data and tokenizes what is not in the cache,
+// which takes minutes for a GiB of text and can be cancelled. Nothing of the data stays in memory after a plan.
 class JobPlanner {
  public:
   // `train_bytes`: memory that all trainers together may use; 0: unknown. `memory`: shared by models and trainers.
@@ -42,9 +42,11 @@ class JobPlanner {
         tokens_(tokens),
         memory_(std::move(memory)) {}
 
-  // Errors: the reasons to refuse the job; Unimplemented without a trainer.
+  // Errors: the reasons to refuse the job, except that the adapter of warm_start_from does not fit (Check);
+  // Unimplemented without a trainer.
   absl::StatusOr<PlannedJob> Plan(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
-  // The checks of Plan that read neither rows nor a tokenizer; takes milliseconds. Returns the resolved spec.
+  // The checks that read neither rows nor a tokenizer; takes milliseconds. Call it before Plan, which does not check
+  // the adapter of warm_start_from. Returns the resolved spec.
   absl::StatusOr<jobs::JobSpec> Check(const jobs::JobSpec& spec) const;
   // `spec` must be resolved. Also checks the job.
   absl::StatusOr<jobs::PlannedMemory> Memory(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;

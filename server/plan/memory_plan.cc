@@ -83,7 +83,7 @@ std::int64_t ServedModelBytes(const jobs::JobSpec& spec, const ModelConfig& conf
         break;
       case model::TensorRole::kNorm:
       case model::TensorRole::kBias: bytes += rows * 4; break;
-      // The embedding as it is stored (bf16 if it is also the head), the head in panels of bf16.
+      // The embedding as it is stored (bf16 if it is also the head). The head is added below.
       case model::TensorRole::kEmbedding:
         bytes += rows * tensor.shape[1] * method.ServedEmbeddingElement(spec, config, base_bytes);
         break;
@@ -91,6 +91,7 @@ std::int64_t ServedModelBytes(const jobs::JobSpec& spec, const ModelConfig& conf
     }
   }
   const std::int64_t positions = std::min(config.context_limit(), spec.data.max_seq_len);
+  // The head in bf16; the cosines and sines of the rope table.
   return bytes + kernels::PackedDenseElements(config.vocab_size, config.hidden_size) * 2 +
          positions * config.head_dim * 4;
 }
@@ -142,6 +143,7 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
   const double activation =
       std::max(static_cast<double>(tokens) * static_cast<double>(kept_bytes), static_cast<double>(evaluation));
   const TrainingBytes bytes = method.Training(spec, config, base_bytes, tokens);
+  // A token id and its mask; an Example beside its tokens.
   const std::int64_t data = batch.dataset_tokens * 5 + batch.examples * 64;
   const std::int64_t workspace = kProcessBytes + bytes.workspace + data;
   const auto with_slack = [](double bytes) {

@@ -86,7 +86,7 @@ class MethodPlan {
                                  std::int64_t tokens) const = 0;
   // Type of K and V in evaluations while the job trains.
   virtual kernels::DType EvaluationKvDtype(std::int64_t /*base_bytes*/) const { return kernels::DType::kBF16; }
-  // Bytes of weights that only evaluations while the job trains hold.
+  // Bytes of the weights that exist only for evaluations while the job trains.
   virtual std::int64_t EvaluationWeights(const model::ModelConfig& /*config*/) const { return 0; }
   // `weights`: TrainingBytes::weights.
   virtual PublishingBytes Publishing(const jobs::JobSpec& spec, const model::ModelConfig& config,

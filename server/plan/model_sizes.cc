@@ -48,7 +48,8 @@ std::int64_t CodedGraphBytes(const model::ModelConfig& c, std::int64_t element, 
   std::int64_t inputs = 2 * c.hidden_size;
   if (c.norms != model::NormPlacement::kBlock) inputs += c.q_size() + c.ffn_size;
   if (c.norms == model::NormPlacement::kBlockAndLinear) inputs += 2 * c.hidden_size;
-  // q, gate and up; in bf16 also the result of attention, and in f32 a number per head. k and v in bf16.
+  // q, gate and up in the graph's type; if that is bf16, also the result of attention, and a number per head in f32; k
+  // and v in bf16.
   const std::int64_t attention = element == 2 ? 2 * c.q_size() + 4 * c.num_heads : 0;
   return (NormsEachLinear(c) ? 4 : norm_element) * inputs + element * (c.q_size() + 2 * c.ffn_size) + attention +
          2 * 2 * c.kv_size() + HeadNormBytes(c);

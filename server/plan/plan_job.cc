@@ -18,8 +18,9 @@ namespace {
 
 using base::StrCat;
 
-constexpr std::int64_t kFewSteps = 20;  // fewer steps than this hardly change a model
-constexpr double kManyEpochs = 10;      // a model that sees its data more often than this learns it by heart
+constexpr std::int64_t kFewSteps = 20;    // fewer steps than this hardly change a model
+constexpr std::int64_t kManySteps = 100;  // more steps than this should not be lost in a crash
+constexpr double kManyEpochs = 10;        // a model that sees its data more often than this learns it by heart
 
 struct Epoch {
   std::int64_t rows = 0;
@@ -89,7 +90,7 @@ void AddWarnings(const jobs::JobSpec& spec, const CheckedData& data, JobPlan& pl
   if (plan.epochs > kManyEpochs) {
     Warn(plan, "MANY_EPOCHS", StrCat(plan.max_steps, " steps are ", PassesText(plan.epochs), " over the data"));
   }
-  if (spec.run.save_every == 0 && plan.max_steps > 100) {
+  if (spec.run.save_every == 0 && plan.max_steps > kManySteps) {
     Warn(plan, "NO_CHECKPOINTS", "run.save_every is 0: after a crash of the trainer, training starts over");
   }
   if (!jobs::HasEvaluation(spec)) {

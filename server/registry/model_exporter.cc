@@ -85,7 +85,8 @@ absl::StatusOr<std::shared_ptr<const ExportedFiles>> ModelExporter::Export(const
     exported->files.push_back(
         {.path = name, .size_bytes = static_cast<std::int64_t>(entry.size), .sha256 = entry.sha256});
   }
-  // From here on the operation owns the files: they are removed `kept` after its end, or when it is forgotten.
+  // From here on the operation owns the files. They are removed when options.kept has passed since its end, or when it
+  // is forgotten.
   scope.Hold(exported, work_.options.kept);
   base::MutexLock lock(mutex_);
   std::erase_if(exports_, [](const auto& one) { return one.second.expired(); });

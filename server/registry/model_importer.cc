@@ -39,7 +39,7 @@ absl::Status OfTheFiles(const absl::Status& status) {
                           {{"kind", base::Reason(status)}});
 }
 
-// A request for random weights, whose dataset exists.
+// Checks a request for random weights. Its dataset, if any, must exist.
 absl::Status CheckRandomModel(const ImportRequest& request, const store::DatasetStore& datasets) {
   if (request.base_model.has_value()) return FieldError("random_init", "must not be set for adapters");
   if (request.source_name.has_value()) {

@@ -23,7 +23,7 @@
 
 namespace nibble::registry {
 
-// Thread-safe. All arguments are borrowed.
+// Thread-safe. All arguments but `options` are borrowed.
 class ModelLibrary {
  public:
   ModelLibrary(store::StateDirectory& state, TextCache& texts, data::TokenCache& tokens, telemetry::Metrics& metrics,
