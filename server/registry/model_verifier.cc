@@ -16,7 +16,7 @@ using base::StrCat;
 
 namespace {
 
-// Why an intact model has no record, and how the user gets one that has.
+// Says why an intact model has no record, and how the user makes a model that has one.
 absl::Status NoRecord(const std::string& name, const model::ArtifactInfo& info) {
   const char* to = info.is_masters() ? "ternary" : "int8";
   const std::string convert = StrCat("nibble models convert ", name, " --to ", to, " --name NEW");

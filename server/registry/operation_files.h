@@ -2,6 +2,7 @@
 // a shutdown, and when free disk space falls below the watermark, because other work needs that space. Code that reads
 // a whole model polls store::Cancelled instead. Takes the digests of the files as they are written.
 #pragma once
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -12,7 +13,8 @@
 
 namespace nibble::registry {
 
-// The hook of OperationFiles. Checks at each write, which is often enough: tensors are written one by one. One thread.
+// The hook of OperationFiles. Checks for a cancel at each write, which is often enough: tensors are written one by one.
+// One thread.
 class OperationWrites {
  public:
   // Free space is checked at the first write and then after this many bytes.

@@ -83,7 +83,7 @@ absl::StatusOr<TextFacts> TextCache::FactsOf(const store::StoredModel& stored) {
 }
 
 TextCache::Assets TextCache::AssetsOf(const store::StoredModel& stored, const std::string& digest) {
-  std::shared_ptr<Reading> reading;
+  std::shared_ptr<Reading> reading;  // set: this call must read the files
   while (reading == nullptr) {
     base::MutexLock lock(mutex_);
     for (auto it = entries_.begin(); it != entries_.end(); ++it) {
@@ -94,7 +94,7 @@ TextCache::Assets TextCache::AssetsOf(const store::StoredModel& stored, const st
     const auto [at, first] = reading_.try_emplace(digest);
     if (first) {
       reading = at->second = std::make_shared<Reading>(Reading{stored.directory, std::nullopt});
-      continue;
+      break;
     }
     const std::shared_ptr<Reading> other = at->second;
     read_.Wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return other->assets.has_value(); });

@@ -54,7 +54,8 @@ class UploadTable::Entry {
   std::int64_t charged = 0;                         // guarded by Usage::mutex
 
   base::Mutex using_content;
-  std::unique_ptr<UploadContent> content;  // guarded by using_content; streams only read it once it is finished
+  // Guarded by using_content. From the end of the upload until it is dropped it does not change.
+  std::unique_ptr<UploadContent> content;
 
   std::shared_ptr<Usage> usage_;
 };
@@ -141,7 +142,9 @@ void UploadTable::Park(Entry& entry, UploadState state) {
 
 absl::Status UploadTable::CheckQuota(const Start& start) const {
   std::int64_t number = 0;
-  for (const auto& [key, entry] : entries_) number += key.first == start.owner;
+  for (const auto& [key, entry] : entries_) {
+    if (key.first == start.owner) ++number;
+  }
   if (number >= options_.max_uploads) {
     return base::WithReason(absl::ResourceExhaustedError(StrCat("you have ", number, " uploads, the limit is ",
                                                                 options_.max_uploads, ": import or cancel some")),
@@ -183,7 +186,7 @@ absl::StatusOr<std::unique_ptr<UploadTable::Stream>> UploadTable::Begin(const St
   entry->info.created = clock_.Now();
   entry->end = std::move(end);
   entries_[{start.owner, id}] = entry;
-  return std::make_unique<Stream>(*this, std::move(entry), 1);
+  return std::make_unique<Stream>(*this, std::move(entry), /*turn=*/1);
 }
 
 absl::Status UploadTable::DropReplaced(const Key& key) {

@@ -129,7 +129,7 @@ class UploadTable {
     std::map<auth::RequestOwner, std::int64_t> bytes ABSL_GUARDED_BY(mutex);
   };
 
-  // Drops an upload that is about to be replaced, so that its bytes are free first.
+  // Drops an upload that is about to be replaced, so that its bytes no longer count when CheckQuota counts the new one.
   absl::Status DropReplaced(const Key& key);
   absl::Status CheckQuota(const Start& start) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<Entry> FindEntry(const auth::Principal& viewer, const std::string& id) const
@@ -138,7 +138,7 @@ class UploadTable {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckTurn(const Entry& entry, std::uint64_t turn) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<Entry> Erase(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Lets the upload wait for its use or for another stream. Requires using_content.
+  // Lets the upload wait for its use or for another stream. Requires using_content, unless the upload was finished.
   void Park(Entry& entry, UploadState state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   base::Clock& clock_;

@@ -4,7 +4,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "nibble/v1/inference_service.pb.h"
@@ -21,7 +24,7 @@ struct AnswerContext {
   GenerateOptions options;
   std::string request_id;
   std::string echo_text;             // "" without echo
-  std::vector<std::int32_t> prompt;  // kept for prompt_logprobs
+  std::vector<std::int32_t> prompt;  // kept for its length and for prompt_logprobs
   std::unique_ptr<RequestIds::Entry> entry;
 };
 

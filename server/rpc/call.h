@@ -65,7 +65,7 @@ struct CallEnvironment {
   double min_read_rate = 1;                        // messages per second
   absl::Duration last_read = absl::Seconds(10);    // an aborted stream whose status is not read by then is cut
   absl::Duration max_stream_age = absl::Hours(1);  // of an upload
-  std::int64_t max_stream_messages = 10'000;
+  std::int64_t max_stream_messages = 10'000;       // of an upload; counts only those below half of max_chunk_bytes
   std::size_t max_chunk_bytes = 1u << 20;
   static constexpr std::size_t kMaxPageBytes = 2u << 20;  // half of the 4 MiB that a gRPC client accepts by default
   std::size_t max_page_bytes = kMaxPageBytes;             // of a page of a list
@@ -139,7 +139,7 @@ class Call {
   absl::Duration deadline_;
   base::CancelToken cancel_;
   absl::Status admitted_;
-  auth::Principal principal_{auth::kNobody, auth::Role::kAdmin, ""};
+  auth::Principal principal_{auth::kNobody, auth::Role::kAdmin, ""};  // without an authority, everyone may do all
 };
 
 // Creates the method's metric series with the value 0.

@@ -135,12 +135,13 @@ absl::StatusOr<PreviewShape> ShapeOf(const store::StoredDataset& stored, const r
 }
 
 // Maximum bytes of a text row that a preview reads. A row may be a whole book, so the preview reads only what it can
-// show, but always more than one sequence, to detect a row that is too long.
+// show, but always more than one sequence (by kMarginBytes), to detect a row that is too long.
 std::size_t TextBytes(const PreviewShape& shape) {
-  const auto of_rows = [&](std::int64_t rows) {
-    return static_cast<std::size_t>(rows * shape.options.max_seq_len * kMaxBytesOfToken) + 4096;
+  constexpr std::size_t kMarginBytes = 4096;
+  const auto of_sequences = [&](std::int64_t n) {
+    return static_cast<std::size_t>(n * shape.options.max_seq_len * kMaxBytesOfToken) + kMarginBytes;
   };
-  return std::min(of_rows(shape.n), std::max(of_rows(1), kMaxPreviewText));
+  return std::min(of_sequences(shape.n), std::max(of_sequences(1), kMaxPreviewText));
 }
 
 absl::StatusOr<v1::PreviewRow> RowOf(const data::Example& example, std::int64_t line,
@@ -218,11 +219,13 @@ absl::Status Preview(const store::StoredDataset& stored, const registry::ModelTe
       row.set_part(static_cast<std::int32_t>(part));
       const std::size_t row_bytes = row.ByteSizeLong() + kMaxBytesOfFrame;
       if (bytes + row_bytes > bounds.max_bytes) {
-        full = response->rows_size() > 0;
-        if (full) break;
-        return FieldError("data.max_seq_len",
-                          StrCat("line ", line_number, " becomes ", row_bytes, " bytes, an answer holds at most ",
-                                 bounds.max_bytes, " (--max_send_bytes)"));
+        if (response->rows_size() == 0) {
+          return FieldError("data.max_seq_len",
+                            StrCat("line ", line_number, " becomes ", row_bytes, " bytes, an answer holds at most ",
+                                   bounds.max_bytes, " (--max_send_bytes)"));
+        }
+        full = true;
+        break;
       }
       bytes += row_bytes;
       response->set_tokens(response->tokens() + row.token_ids_size());

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "nibble/v1/dataset_service.pb.h"
@@ -18,8 +19,8 @@
 
 namespace nibble::rpc {
 
-// Key in a dataset's meta.json of the data::RowList (data/row_list_json.h) of the rows with an empty answer. Absent if
-// there are no such rows.
+// Key in a dataset's meta.json. The value is the data::RowList (data/row_list_json.h) of the rows with an empty answer;
+// the key is absent if there are no such rows.
 inline constexpr char kEmptyAnswers[] = "empty_answers";
 
 // Errors: DataLoss (ARTIFACT_CORRUPT): meta.json is damaged.

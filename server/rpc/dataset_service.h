@@ -1,4 +1,7 @@
 #pragma once
+#include <string>
+#include <utility>
+
 #include "nibble/v1/dataset_service.grpc.pb.h"
 #include "server/base/worker_pool.h"
 #include "server/data/large_rows.h"
@@ -40,7 +43,7 @@ class DatasetService : public v1::DatasetService::CallbackService {
   data::LargeRows& large_rows_;
   const std::string import_root_;
   // Previews tokenize many rows to show a few. Own workers keep them from delaying other calls.
-  base::WorkerPool previewers_{2, /*max_waiting=*/64};
+  base::WorkerPool previewers_{/*num_threads=*/2, /*max_waiting=*/64};
 };
 
 }  // namespace nibble::rpc

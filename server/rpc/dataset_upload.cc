@@ -1,4 +1,4 @@
-// UploadDataset: header, chunks, finish.
+// UploadDataset: header, chunks, finish. Implements MakeDatasetUpload of dataset_proto.h.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -125,14 +125,14 @@ class DatasetContent final : public registry::UploadContent {
       return base::WithReason(absl::ResourceExhaustedError(StrCat("the dataset is larger than ", max_bytes_, " bytes")),
                               "UPLOAD_TOO_LARGE", {{"max_bytes", std::to_string(max_bytes_)}});
     }
-    if (existing_.has_value() && size > existing_->bytes() - received_) return Other();
+    if (existing_.has_value() && size > existing_->bytes() - received_) return ContentDiffers();
     NIBBLE_RETURN_IF_ERROR(stream.Charge(size));
     received_ += size;
     digest_.Update(bytes);
     return pending_ == nullptr ? absl::OkStatus() : pending_->Append(bytes);
   }
   // AlreadyExists: the existing dataset of that name has different content.
-  absl::Status Other() const {
+  absl::Status ContentDiffers() const {
     return base::WithReason(absl::AlreadyExistsError(StrCat("a dataset named \"", existing_->name(),
                                                             "\" with different content already exists")),
                             "NAME_TAKEN", {{"kind", "dataset"}, {"name", existing_->name()}});
@@ -229,7 +229,7 @@ class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::U
     }
     NIBBLE_RETURN_IF_ERROR(stream().BeginFinish());
     if (content.existing().has_value()) {
-      if (content.existing()->sha256() != digest) return content.Other();
+      if (content.existing()->sha256() != digest) return content.ContentDiffers();
       *response_ = *content.existing();
       return true;
     }

@@ -45,7 +45,7 @@ absl::StatusOr<jobs::StoredJob> Find(jobs::JobController& jobs, const Call& call
   return job;
 }
 
-// Checks before a change that the caller may see the job.
+// Checks that the caller may see the job. Called before each change of a job.
 absl::Status CheckSeen(jobs::JobController& jobs, const Call& call, const std::string& name) {
   return Find(jobs, call, name).status();
 }
@@ -148,6 +148,7 @@ grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* 
         };
         const operations::OperationStart start =
             StartOf(call, "plan", operations::OperationLane::kPlans, *request, request->spec().base_model());
+        // Like Begin() (begin_operation.h), which cannot be used: the body needs the results of `check`.
         NIBBLE_ASSIGN_OR_RETURN(std::optional<operations::Operation> known, operations_.Find(start));
         if (!known.has_value()) {
           NIBBLE_RETURN_IF_ERROR(check());

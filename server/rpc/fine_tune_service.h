@@ -1,4 +1,6 @@
 #pragma once
+#include <string>
+
 #include "nibble/v1/fine_tune_service.grpc.pb.h"
 #include "server/jobs/controller.h"
 #include "server/operations/operation_table.h"

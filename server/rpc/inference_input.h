@@ -15,6 +15,7 @@
 
 namespace nibble::rpc {
 
+// Defaults of stopping.max_tokens.
 inline constexpr std::int64_t kGenerateMaxTokens = 128;
 inline constexpr std::int64_t kChatMaxTokens = 256;
 
@@ -30,8 +31,8 @@ struct GenerateOptions {
   std::optional<absl::Duration> queue_timeout;
 };
 
-// Errors: Unimplemented names the field; InvalidArgument names a field that is out of range. Does not look at the
-// model.
+// `chat`: the method is Chat, which requires a chat and has its own default of max_tokens. Errors: Unimplemented names
+// the field; InvalidArgument names a field that is missing or out of range. Does not look at the model.
 absl::StatusOr<GenerateOptions> FromProto(const v1::GenerateRequest& request, bool chat);
 
 // Estimated bytes that a template adds to each message. Many empty messages can render to a large text.

@@ -73,9 +73,9 @@ absl::Status CheckSize(const CallEnvironment& environment, const serve::Resident
   }
   const auto room =
       std::max<std::int64_t>(0, resident.engine->max_context() - static_cast<std::int64_t>(prompt_tokens));
-  const auto most = static_cast<std::size_t>(std::min(options.request.stopping.max_tokens, room));
-  const auto bytes_of_outputs = [&](std::size_t made) {
-    return static_cast<std::size_t>(options.request.n) * (most * made + echo_bytes + kOutputFrame);
+  const auto max_tokens = static_cast<std::size_t>(std::min(options.request.stopping.max_tokens, room));
+  const auto bytes_of_outputs = [&](std::size_t token_bytes) {
+    return static_cast<std::size_t>(options.request.n) * (max_tokens * token_bytes + echo_bytes + kOutputFrame);
   };
   // Building the byte table of a large vocabulary takes up to a second. Most answers do not need the table: they
   // fit even if every token adds kMaxBytes bytes, each of which becomes U+FFFD, which has 3 bytes.
@@ -83,16 +83,18 @@ absl::Status CheckSize(const CallEnvironment& environment, const serve::Resident
     return absl::OkStatus();
   // Build the byte table here rather than on the engine's thread.
   const text::TokenBytes& tokens = resident.text.tokenizer->token_bytes();
-  const std::size_t of_prompt =
+  const std::size_t prompt_token_bytes =
       options.prompt_logprobs ? LogprobBytes(tokens, options.num_prompt_logprobs, /*digest=*/false) : 0;
-  const std::size_t made = (options.logprobs ? LogprobBytes(tokens, options.num_logprobs, /*digest=*/false) : 0) +
-                           kTokenFrame + tokens.longest_text_bytes();
+  const std::size_t token_bytes =
+      (options.logprobs ? LogprobBytes(tokens, options.num_logprobs, /*digest=*/false) : 0) + kTokenFrame +
+      tokens.longest_text_bytes();
   if (instead == nullptr) {
     NIBBLE_ASSIGN_OR_RETURN(options.request.score_chunk,
-                            TokensOfAPiece(std::max(of_prompt, made), environment.max_send_bytes));
+                            TokensOfAPiece(std::max(prompt_token_bytes, token_bytes), environment.max_send_bytes));
     return absl::OkStatus();
   }
-  return CheckUnaryAnswer(prompt_tokens * of_prompt + bytes_of_outputs(made), environment.max_send_bytes, instead);
+  return CheckUnaryAnswer(prompt_tokens * prompt_token_bytes + bytes_of_outputs(token_bytes),
+                          environment.max_send_bytes, instead);
 }
 
 // Encodes the prompt and submits the request to the model's engine; `make_sink` gets the context of the answer. After

@@ -144,7 +144,7 @@ absl::StatusOr<const EnumValueDescriptor*> EnumOf(const Message& message, const 
 absl::Status CheckFixed(const Message& message, const FieldDescriptor& field, const FixedField& fixed,
                         const std::string& path) {
   std::string text;
-  google::protobuf::TextFormat::PrintFieldValueToString(message, &field, -1, &text);
+  google::protobuf::TextFormat::PrintFieldValueToString(message, &field, /*index=*/-1, &text);
   if (text == fixed.value) return absl::OkStatus();
   if (field.cpp_type() == FieldDescriptor::CPPTYPE_ENUM) {
     NIBBLE_ASSIGN_OR_RETURN(const EnumValueDescriptor* value, EnumOf(message, field, path));
@@ -390,10 +390,11 @@ absl::StatusOr<std::string> DeviceOf(const v1::Device& device) {
 }
 
 v1::Device DeviceOf(const std::string& device) {
+  constexpr std::string_view kCuda = "cuda:";
   v1::Device out;
-  if (device.rfind("cuda:", 0) == 0) {
+  if (device.starts_with(kCuda)) {
     out.set_kind(v1::DEVICE_KIND_CUDA);
-    out.set_ordinal(std::atoi(device.c_str() + 5));
+    out.set_ordinal(std::atoi(device.c_str() + kCuda.size()));
   } else {
     out.set_kind(device == "auto" ? v1::DEVICE_KIND_AUTO : v1::DEVICE_KIND_CPU);
   }

@@ -44,7 +44,7 @@ registry::ConversionTolerance ToTolerance(const v1::ConversionTolerance& toleran
   return out;
 }
 
-// The options of the adapter, with the defaults of a job's.
+// The options of the adapter; unset ones have the defaults of a job.
 jobs::LoraMethod AdapterOptions(const v1::AdapterInit& init) {
   jobs::LoraMethod lora;
   if (init.has_r()) lora.r = init.r();

@@ -177,11 +177,11 @@ grpc::ServerUnaryReactor* ModelService::LoadModel(grpc::CallbackServerContext* c
             NIBBLE_RETURN_IF_ERROR(loads_.Await(name, principal, scope.stopped()).status());
             return answers_.Loaded(name);
           };
-          std::optional<operations::OperationResponse> there;
+          std::optional<operations::OperationResponse> response_now;  // set: the operation is done at once
           if (loads_.Find(request->name()) != nullptr) {
-            NIBBLE_ASSIGN_OR_RETURN(there, answers_.Loaded(request->name()));
+            NIBBLE_ASSIGN_OR_RETURN(response_now, answers_.Loaded(request->name()));
           }
-          NIBBLE_ASSIGN_OR_RETURN(known, operations_.Start(start, load, std::move(there)));
+          NIBBLE_ASSIGN_OR_RETURN(known, operations_.Start(start, load, std::move(response_now)));
         }
         *response = ToProto(*known);
         return absl::OkStatus();
@@ -191,14 +191,14 @@ grpc::ServerUnaryReactor* ModelService::LoadModel(grpc::CallbackServerContext* c
 grpc::ServerUnaryReactor* ModelService::UnloadModel(grpc::CallbackServerContext* context,
                                                     const v1::UnloadModelRequest* request,
                                                     v1::UnloadModelResponse* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/UnloadModel",
-                       [=, this](const Call&) -> absl::Status {
-                         NIBBLE_RETURN_IF_ERROR(library_.models().Get(request->name()).status());
-                         NIBBLE_RETURN_IF_ERROR(manager_.Unload(request->name()));
-                         NIBBLE_ASSIGN_OR_RETURN(*response->mutable_model(), answers_.Describe(request->name(), false));
-                         *response->mutable_residents() = answers_.Residents();
-                         return absl::OkStatus();
-                       });
+  return UnaryOnWorker(
+      environment_, context, "nibble.v1.ModelService/UnloadModel", [=, this](const Call&) -> absl::Status {
+        NIBBLE_RETURN_IF_ERROR(library_.models().Get(request->name()).status());
+        NIBBLE_RETURN_IF_ERROR(manager_.Unload(request->name()));
+        NIBBLE_ASSIGN_OR_RETURN(*response->mutable_model(), answers_.Describe(request->name(), /*detailed=*/false));
+        *response->mutable_residents() = answers_.Residents();
+        return absl::OkStatus();
+      });
 }
 
 grpc::ServerUnaryReactor* ModelService::PublishCheckpoint(grpc::CallbackServerContext* context,

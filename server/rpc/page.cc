@@ -28,7 +28,8 @@ absl::StatusOr<std::int64_t> CheckPageSize(std::int64_t page_size) {
 absl::StatusOr<std::int64_t> ParsePageToken(const std::string& token) {
   std::int64_t value = 0;
   if (token.empty()) return value;
-  if (token.size() > 18 || !absl::SimpleAtoi(token, &value) || value < 0) return NotOurs();
+  constexpr std::size_t kMaxDigits = 18;  // more than any number that the server issues has
+  if (token.size() > kMaxDigits || !absl::SimpleAtoi(token, &value) || value < 0) return NotOurs();
   return value;
 }
 

@@ -131,7 +131,7 @@ class StreamScoreSink final : public ScoreSink {
       reply.mutable_finish()->Swap(&end);
       stream_.Push(reply);
     }
-    stream_.End(stream_.Why(status));
+    stream_.End(stream_.Why(status));  // again, because the Push above may have found the reader too slow
   }
 
   PacedStream<v1::ScoreReply> stream_;

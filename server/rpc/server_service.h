@@ -1,6 +1,7 @@
 #pragma once
 #include <functional>
 #include <optional>
+#include <utility>
 
 #include "nibble/v1/server_service.grpc.pb.h"
 #include "server/rpc/call.h"

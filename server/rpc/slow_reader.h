@@ -18,7 +18,8 @@ inline absl::Status ReadsTooSlowly() {
 // caught up. An occasional message does not keep a request alive. One thread.
 class SlowReader {
  public:
-  // min_rate: messages per second. The reader must take at least one message per window in any case.
+  // min_rate: messages per second. The reader must take at least one message per window in any case. 1e15 only keeps
+  // the conversion to an integer defined.
   SlowReader(absl::Duration patience, double min_rate)
       : patience_(patience),
         wanted_(static_cast<std::uint64_t>(std::clamp(min_rate * absl::ToDoubleSeconds(patience), 1.0, 1e15))) {}

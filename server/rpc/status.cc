@@ -126,7 +126,7 @@ const char* CodeName(absl::StatusCode code) {
 std::string ToUtf8(std::string_view text, std::size_t max_bytes) {
   std::string clean;
   const std::size_t used = base::TakeWholeCharacters(text, &clean);
-  if (used < text.size()) clean += "\xEF\xBF\xBD";
+  if (used < text.size()) clean += "\xEF\xBF\xBD";  // U+FFFD for a last character that is incomplete
   if (clean.size() <= max_bytes) return clean;
   return clean.substr(0, base::WholeCharacters(clean, max_bytes));
 }
@@ -134,6 +134,7 @@ std::string ToUtf8(std::string_view text, std::size_t max_bytes) {
 std::string WithoutInternals(std::string_view text) {
   constexpr std::string_view kEndOfPath = " \t\r\n\"'`,;:()<>[]{}|";
   constexpr std::string_view kHex = "0123456789abcdefABCDEF";
+  constexpr std::size_t kMinAddress = 8;  // 0x and six digits: shorter ones are ordinary numbers
   std::string out;
   for (std::size_t at = 0; at < text.size();) {
     const bool begins = at == 0 || kEndOfPath.find(text[at - 1]) != std::string_view::npos || text[at - 1] == '=';
@@ -146,7 +147,7 @@ std::string WithoutInternals(std::string_view text) {
       out += path.substr(slash);
       at = end;
     } else if (begins && text.substr(at, 2) == "0x" &&
-               std::min(text.find_first_not_of(kHex, at + 2), text.size()) - at >= 8) {
+               std::min(text.find_first_not_of(kHex, at + 2), text.size()) - at >= kMinAddress) {
       out += "0x...";
       at = std::min(text.find_first_not_of(kHex, at + 2), text.size());
     } else {
@@ -190,7 +191,7 @@ google::rpc::Status ToRpcStatus(const absl::Status& status) {
     *retry.mutable_retry_delay() = ToProto(absl::Milliseconds(wait_ms));
     out.add_details()->PackFrom(retry);
   }
-  // Messages that a handler attached (Usage).
+  // Messages that a handler attached, such as Usage.
   status.ForEachPayload([&](absl::string_view type_url, const absl::Cord& payload) {
     if (!absl::StartsWith(type_url, "type.googleapis.com/")) return;
     auto* detail = out.add_details();

@@ -159,6 +159,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
       slow = reader_.TooSlow(taken_, !queue_.empty(), call_.environment().clock.Monotonic());
     }
     if (slow) return Abort(ReadsTooSlowly());
+    // Four looks per window: a slow reader is found at most a quarter of a window late.
     watch_->Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(call_.environment().slow_reader / 4),
                 [weak](bool passed) {
                   if (const auto alive = weak.lock(); passed && alive != nullptr) alive->LookAtReader();
@@ -173,16 +174,16 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
   void Stop(absl::Status status, bool drop) {
     {
       base::MutexLock lock(mutex_);
+      const std::size_t kept = writing_ ? 1 : 0;  // gRPC still reads the message that is being written
       if (ending_) {
         if (!drop) return;
         // Never report OK for a truncated answer.
-        if (status_.ok() && queue_.size() > (writing_ ? 1u : 0u)) status_ = std::move(status);
+        if (status_.ok() && queue_.size() > kept) status_ = std::move(status);
       } else {
         ending_ = true;
         status_ = std::move(status);
       }
-      // gRPC still reads the message that is being written: keep it.
-      if (drop && queue_.size() > (writing_ ? 1u : 0u)) queue_.erase(queue_.begin() + (writing_ ? 1 : 0), queue_.end());
+      if (drop && queue_.size() > kept) queue_.resize(kept);
       if (writing_ || finished_) return;
       finished_ = true;
     }
@@ -250,7 +251,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
   std::uint64_t taken_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status status_;  // set with ending_
   std::function<void()> on_space_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<StreamReactor> self_;
+  std::shared_ptr<StreamReactor> self_;  // keeps this object until OnDone; guarded by mutex_ once Make has set it
   std::shared_ptr<const void> place_ ABSL_GUARDED_BY(mutex_);
   SlowReader reader_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t drain_ = 0;           // set once, by EndAtDrain()

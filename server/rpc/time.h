@@ -4,6 +4,7 @@
 #include <google/protobuf/timestamp.pb.h>
 
 #include <algorithm>
+#include <cstdint>
 
 #include "absl/time/time.h"
 

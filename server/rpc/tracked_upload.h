@@ -1,6 +1,7 @@
 // Common part of the upload sinks of datasets and models: their entry in the table of uploads.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>

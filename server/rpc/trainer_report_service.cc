@@ -18,7 +18,7 @@ namespace iv1 = internal::v1;
 // A stop wins over a checkpoint: the trainer writes one before it pauses, and a cancel needs none.
 void SetCommand(const jobs::ReportAnswer& answer, iv1::ReportResponse& response) {
   using enum jobs::Control;
-  const jobs::Control stop = answer.command.value_or(kPreempt);
+  const jobs::Control stop = answer.command.value_or(kPreempt);  // a preemption is SIGTERM, without a command
   if (stop == kPause) {
     response.set_command(iv1::TRAINER_COMMAND_PAUSE);
   } else if (stop == kCancel || stop == kCancelKeeping) {

@@ -146,7 +146,8 @@ class LogWatch : public std::enable_shared_from_this<LogWatch> {
   }
 
   enum class AtEnd { kReadAgain, kNextAttempt, kWait, kDone };
-  // Decides how to continue at the end of the log as it is now. Waits or ends the stream itself.
+  // Decides how to continue at the end of the log as it is now. Before it returns kWait it has set the timer; before
+  // kDone it has ended the stream.
   absl::StatusOr<AtEnd> LookAtEnd() {
     if (!request_.follow()) {
       stream_->End(absl::OkStatus());

@@ -50,10 +50,10 @@ Engine::Engine(std::shared_ptr<const model::LoadedModel> model, std::shared_ptr<
     return own > 0 ? std::min(own, all) : std::max<std::int64_t>(1, all * quarters / 4);
   };
   const PrincipalOptions& own = options.of_principal;
-  bounds_.max_waiting = share(own.max_waiting, std::max<std::int64_t>(1, options.max_waiting), 1);
-  bounds_.max_running = share(own.max_running, options.max_running, 3);
+  bounds_.max_waiting = share(own.max_waiting, std::max<std::int64_t>(1, options.max_waiting), /*quarters=*/1);
+  bounds_.max_running = share(own.max_running, options.max_running, /*quarters=*/3);
   const std::int64_t kv_tokens = NumPages(options, max_context_) * kernels::kKvPageTokens;
-  bounds_.kv_tokens = std::max(share(own.kv_tokens, kv_tokens, 3), max_context_);
+  bounds_.kv_tokens = std::max(share(own.kv_tokens, kv_tokens, /*quarters=*/3), max_context_);
 }
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(std::shared_ptr<const model::LoadedModel> model,
@@ -152,7 +152,7 @@ void Engine::Run() {
     if (!running_.empty()) {
       const absl::StatusOr<bool> stepped = RunOnce();
       if (!stepped.ok()) {
-        // A failed step ends all its requests; the engine continues.
+        // A failed step ends all running requests, also those without rows in it; the engine continues.
         const absl::Status fault = StepFault(stepped.status());
         for (auto& group : running_) {
           if (!group->ended) EndGroup(*group, fault, FinishReason::kCancelled);
@@ -207,6 +207,7 @@ void Engine::EndOutput(Group& group, Sequence& output, FinishReason reason) {
     end.incomplete_utf8 = tail->incomplete_utf8;
     std::string_view answer = tail->text, end_token;
     if (output.held.has_value()) {
+      // The end token may change how the decoder writes the text before it: only the part that stayed is the answer.
       const auto common =
           std::mismatch(answer.begin(), answer.end(), output.held->begin(), output.held->end()).first - answer.begin();
       end_token = answer.substr(static_cast<std::size_t>(common));

@@ -73,6 +73,7 @@ bool Engine::Resume() {
     for (const auto& output : group->outputs) {
       if (!output->ended) pages += model::KvPool::PagesFor(static_cast<std::int64_t>(output->tokens.size()) + 1);
     }
+    // Without headroom no other request runs, so the group may take every page.
     if ((headroom > 0 && pages > pool_->free_pages()) || !Take(*group)) return false;
     group->preempted = false;
   }

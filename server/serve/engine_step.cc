@@ -71,14 +71,14 @@ void Engine::Plan(Step* step) {
       if (feeding) prefill_left -= rows;
       if (score) score_left -= rows;
       const bool completes = rows == output->unfed();
-      Part part = {&group,
-                   output.get(),
-                   static_cast<std::int64_t>(step->tokens.size()),
-                   rows,
-                   static_cast<std::int64_t>(step->logit_rows.size()),
-                   score       ? rows
-                   : completes ? 1
-                               : 0};
+      std::int64_t num_logits = completes ? 1 : 0;
+      if (score) num_logits = rows;
+      const Part part = {.group = &group,
+                         .output = output.get(),
+                         .first_row = static_cast<std::int64_t>(step->tokens.size()),
+                         .num_rows = rows,
+                         .first_logit = static_cast<std::int64_t>(step->logit_rows.size()),
+                         .num_logits = num_logits};
       for (std::int64_t r = 0; r < rows; ++r) {
         if (r >= rows - part.num_logits) step->logit_rows.push_back(static_cast<std::int32_t>(part.first_row + r));
         step->tokens.push_back(output->tokens[static_cast<std::size_t>(output->fed + r)]);

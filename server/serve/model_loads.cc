@@ -77,7 +77,7 @@ ModelLoads::Loaded ModelLoads::Await(const std::string& name, const std::string&
   const auto loaded = [&]() -> std::optional<Loaded> {
     base::MutexLock lock(answer->mutex);
     while (!answer->loaded.has_value()) {
-      if (cancelled()) return std::nullopt;
+      if (cancelled && cancelled()) return std::nullopt;
       answer->came.WaitFor(lock, kAskCancelled,
                            [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(answer->mutex) { return answer->loaded.has_value(); });
     }

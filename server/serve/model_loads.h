@@ -1,4 +1,4 @@
-// Calls that need a model that is not in memory. All calls for one model wait for one load. Wait() holds no thread,
+// Lets calls wait for models that are not in memory. All calls for one model wait for one load. Wait() holds no thread,
 // so that a load of several minutes does not delay other calls; Await() blocks its caller.
 #pragma once
 #include <atomic>
@@ -78,7 +78,7 @@ class ModelLoads {
   std::uint64_t last_waiter_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::string, Model> waiting_ ABSL_GUARDED_BY(mutex_);  // models with a task of loaders_
   // Run() always accepts; each model has at most one task. Last member: destroyed first.
-  base::WorkerPool loaders_{2, /*max_waiting=*/0};
+  base::WorkerPool loaders_{/*num_threads=*/2, /*max_waiting=*/0};
 };
 
 }  // namespace nibble::serve

@@ -113,7 +113,7 @@ absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Load(const std::st
   NIBBLE_ASSIGN_OR_RETURN(resident->engine,
                           Engine::Start(std::move(loaded), resident->text.tokenizer, options_, stream_, clock_));
   resident->loaded = clock_.Now();
-  if (observer_) observer_(*resident, true, clock_.Monotonic() - began);
+  if (observer_) observer_(*resident, /*loaded=*/true, clock_.Monotonic() - began);
   return std::shared_ptr<const Resident>(resident);
 }
 
@@ -130,7 +130,7 @@ absl::Status ModelManager::Unload(const std::string& name) {
     it->second->pin.reset();
     slots_.erase(it);
   }
-  if (observer_) observer_(*resident, false, absl::ZeroDuration());
+  if (observer_) observer_(*resident, /*loaded=*/false, absl::ZeroDuration());
   return absl::OkStatus();
 }
 

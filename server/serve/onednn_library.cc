@@ -42,7 +42,7 @@ class OneDnnLibrary : public kernels::DenseLibrary {
  public:
   // oneDNN has no bf16 products below AVX-512.
   explicit OneDnnLibrary(bool use_bf16)
-      : engine_(dnnl::engine::kind::cpu, 0),
+      : engine_(dnnl::engine::kind::cpu, /*index=*/0),
         bf16_(use_bf16 && dnnl::get_effective_cpu_isa() >= dnnl::cpu_isa::avx512_core) {
     // oneDNN's own cache would keep another 1024.
     dnnl::set_primitive_cache_capacity(0);

@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -36,7 +37,7 @@ struct Request {
   Stopping stopping;
   bool include_special_tokens = false;  // in the text
   bool logprobs = false;
-  std::int64_t top_logprobs = 0;  // alternatives per token, with logprobs; at most the vocabulary
+  std::int64_t top_logprobs = 0;  // alternatives per logprob, also of the prompt; at most the vocabulary
   bool prompt_logprobs = false;   // of prompt[1..] given the tokens before
   bool logits_digests = false;    // Score: also the digest of the logits of each prompt logprob
   std::int64_t score_chunk = 0;   // prompt tokens per step, with prompt_logprobs; 0: the engine's
@@ -86,8 +87,8 @@ class ResponseSink {
   // Called before the request's first step; not called if the request ends while it waits.
   virtual void OnStart(double queue_ms) = 0;
   virtual void OnPromptLogprobs(std::span<const TokenLogprob> logprobs) = 0;
-  // Returns false while the reader is behind; the request then takes no step. Called before every step that sends
-  // something: steps after the first token, and all steps if prompt logprobs are requested.
+  // Returns false while the reader is behind; the request then takes no step. Called before each step after the first
+  // token, and before all steps if prompt logprobs are requested. Otherwise the first token is sent without a call.
   virtual bool Ready() { return true; }
   // `text` is complete UTF-8; it may be empty while a possible stop string or part of a character is held back.
   virtual void OnDelta(int index, std::string_view text, std::span<const TokenLogprob> tokens) = 0;

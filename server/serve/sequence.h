@@ -1,6 +1,7 @@
 // One request inside the engine, and its outputs. Private to the engine*.cc files.
 #pragma once
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>

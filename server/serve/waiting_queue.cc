@@ -75,8 +75,9 @@ std::int64_t WaitingQueue::NumBefore(const std::string& principal, int priority)
     std::size_t own = 0;
     for (const Turn& turn : level.round) own += turn.principal == principal ? turn.entries.size() : 0;
     for (const Turn& turn : level.round) {
-      const bool rounds = above == priority && turn.principal != principal;
-      count += rounds ? std::min(turn.entries.size(), own + 1) : turn.entries.size();
+      // Until the new request begins, each other principal of its priority has a turn in own + 1 rounds.
+      const bool takes_turns = above == priority && turn.principal != principal;
+      count += takes_turns ? std::min(turn.entries.size(), own + 1) : turn.entries.size();
     }
   }
   return static_cast<std::int64_t>(count);

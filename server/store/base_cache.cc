@@ -118,16 +118,17 @@ absl::StatusOr<bool> BaseCache::MakeRoom(std::uint64_t bytes) {
   NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t free, files_.FreeBytes(directory_));
   const std::uint64_t wanted = bytes + limits_.min_free_bytes;
   std::uint64_t missing = wanted > free ? wanted - free : 0;
-  NIBBLE_ASSIGN_OR_RETURN(std::vector<Held> removable, LeastRecentlyUsedFirst());
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<Held> held, LeastRecentlyUsedFirst());
+  std::vector<Held> removable;
   std::uint64_t removable_bytes = 0;
-  std::erase_if(removable, [&](Held& one) {
-    one.bytes = OwnDirectoryBytes(one.path);
-    const int fd = one.bytes > 0 ? OpenLocked(one.path, LOCK_EX) : -1;
-    if (fd < 0) return true;
+  for (const Held& one : held) {
+    const std::uint64_t own_bytes = OwnDirectoryBytes(one.path);
+    const int fd = own_bytes > 0 ? OpenLocked(one.path, LOCK_EX) : -1;
+    if (fd < 0) continue;
     ::close(fd);
-    removable_bytes += one.bytes;
-    return false;
-  });
+    removable.push_back({one.path, one.used, own_bytes});
+    removable_bytes += own_bytes;
+  }
   if (missing > removable_bytes) return false;
   for (const Held& one : removable) {
     if (missing == 0) break;

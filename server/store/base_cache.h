@@ -15,9 +15,9 @@
 
 namespace nibble::store {
 
-// The key of the nf4 form of a model whose manifest has this digest, which also covers the tokenizer that the form has
-// a copy of. options: model::KeyOf the options of the form. Change the number at the end of the key when conversion
-// makes other bytes from the same model.
+// The key of a model's nf4 form. manifest_digest: of the model; it also covers the tokenizer, of which the form has a
+// copy. options: model::KeyOf the options of the form. Change the number 1 in the key when conversion makes other bytes
+// from the same model.
 inline std::string Nf4BaseKey(const std::string& manifest_digest, const std::string& options) {
   return manifest_digest + "-nf4-1" + options;
 }

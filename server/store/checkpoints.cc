@@ -30,7 +30,10 @@ constexpr char kLostSuffix[] = ".lost";
 
 std::optional<std::int64_t> AttemptNumber(std::string name) {
   if (name.ends_with(kLostSuffix)) name.resize(name.size() - std::strlen(kLostSuffix));
-  if (name.empty() || name.size() > 9 || name.find_first_not_of("0123456789") != std::string::npos) return std::nullopt;
+  constexpr std::size_t kMaxDigits = 9;  // of any attempt; stoll cannot overflow
+  if (name.empty() || name.size() > kMaxDigits || name.find_first_not_of("0123456789") != std::string::npos) {
+    return std::nullopt;
+  }
   return std::stoll(name);
 }
 
@@ -38,7 +41,7 @@ struct AttemptDirectory {
   std::int64_t attempt = 0;
   std::string path;
 };
-// Of a lost attempt, the renamed directory only.
+// Finds the directories of all attempts; of a lost attempt, only the renamed one.
 absl::StatusOr<std::vector<AttemptDirectory>> AttemptDirectories(base::FileSystem& files,
                                                                  const std::string& attempts_directory) {
   std::vector<AttemptDirectory> found;

@@ -11,10 +11,10 @@ namespace nibble::store {
 inline constexpr char kDatabasePairFile[] = "database_pair";
 
 // Checks the two directories and writes the ids that are missing. A state directory whose database was moved to an
-// empty database directory becomes a pair. FailedPrecondition, with what the operator can do: the state directory still
-// has a database of its own, or its database is elsewhere; the ids differ; only
-// the database directory has an id, and it has a database; the state directory has jobs, but there is no database. Call
-// it with both directories locked, before the database is opened.
+// empty database directory becomes a pair with it. FailedPrecondition, with what the operator can do: the state
+// directory still has a database of its own, or its database is elsewhere; the ids differ; only the database directory
+// has an id, and it has a database; the state directory has jobs, but there is no database. Call it with both
+// directories locked, before the database is opened.
 absl::Status CheckDatabasePair(base::FileSystem& files, const StatePaths& paths);
 
 }  // namespace nibble::store

@@ -27,7 +27,7 @@ class DiskReserve {
   DiskReserve(const DiskReserve&) = delete;
   DiskReserve& operator=(const DiskReserve&) = delete;
 
-  // Releases one piece; false when nothing is left.
+  // Releases one piece; false when nothing is left, or if the file cannot be cut.
   bool Release();
   // For start-up: releases pieces while less than `bytes` is free, at most enough pieces to hold `bytes`.
   void MakeRoom(std::uint64_t bytes);

@@ -26,7 +26,7 @@ struct CloseDirectory {
 // a long path takes longer than all other work, and a list of jobs needs thousands of lookups.
 bool AddFiles(int parent, const char* name, const std::string& path, std::vector<std::string>& lines) {
   const int fd = ::openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return errno == ENOENT && path.empty();
+  if (fd < 0) return errno == ENOENT && path.empty();  // only the first directory may be missing (FilesKey)
   const std::unique_ptr<DIR, CloseDirectory> directory(::fdopendir(fd));
   if (directory == nullptr) {
     ::close(fd);

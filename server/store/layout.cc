@@ -49,7 +49,7 @@ std::optional<std::int64_t> CheckpointStep(std::string_view name) {
   constexpr std::string_view kPrefix = "step-";
   if (name.substr(0, kPrefix.size()) != kPrefix) return std::nullopt;
   const std::string_view digits = name.substr(kPrefix.size());
-  if (digits.size() < 8 || digits.size() > 18) return std::nullopt;
+  if (digits.size() < 8 || digits.size() > 18) return std::nullopt;  // %08lld; 18 digits fit into 64 bits
   if (!std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; })) return std::nullopt;
   return std::stoll(std::string(digits));
 }

@@ -14,7 +14,7 @@
 //   operations/ID.json                            an operation (operations/stored_operation.h)
 //   server.json                                   the addresses of the running server, and its pid
 //   trainers.sock                               * Unix socket where trainers report, if the server uses TLS or tokens
-//   uploads/ID/                                   an upload in progress; emptied at every start
+//   uploads/ID/                                   the files of an upload, until it is used; emptied at every start
 //   jobs/ID/attempts/N/                           the --job_dir of nibble-trainer; no other attempt writes here
 //     attempt.json                                what to train: jobs/attempt.h, written by the server before the start
 //     control.json                                {"command": "cancel" | "cancel_keeping" | "pause"}: read on SIGTERM
@@ -28,6 +28,8 @@
 //     trainer.log                                 its stdout and stderr
 //     checkpoints/step-00000010/                  files and manifest.json
 //     output/                                     the trained model and manifest.json, until it is published
+//   jobs/ID/attempts/N.lost/                      the files of an attempt that was given up while its trainer could not
+//                                                 be reached (LoseAttempt, checkpoints.h); N is then a plain file
 //   jobs/ID/start/                                copy (hard links) of another job's checkpoint, from which the job
 //                                                 starts, and manifest.json; removed when the job ends
 //   jobs/ID/start.json                            jobs/job_start.h, what the server knows about it

@@ -1,6 +1,7 @@
 // Stored models, by name.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>

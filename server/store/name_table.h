@@ -1,12 +1,14 @@
 // Bookkeeping of names that ModelStore and DatasetStore share: who reserves a name and who uses it.
 #pragma once
 #include <compare>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "server/base/mutex.h"
@@ -20,10 +22,10 @@ class Pin {
 };
 
 // The tenant of a holder or of a viewer.
-// Holder, which uses or reserves a name: the tenant of the job, "" if the job has none; nullopt if the holder is not a
-// job. Callers of other tenants see "a job" instead of the job's id (SECURITY.md).
-// Viewer, a caller: its tenant; "" (no tenant) sees all jobs; nullopt (unknown, as for an operation) sees only the jobs
-// without a tenant.
+// A holder uses or reserves a name. Its value is the tenant of its job, "" if the job has none, and nullopt if the
+// holder is not a job. Callers of other tenants see "a job" instead of the job's id (SECURITY.md).
+// A viewer is a caller. Its value is the caller's tenant; "" (no tenant) sees all jobs; nullopt (unknown, as for an
+// operation) sees only the jobs without a tenant.
 using JobTenant = std::optional<std::string>;
 
 // DataLoss (ARTIFACT_CORRUPT) for a model or dataset that does not match its manifest. `kind`: "model" or "dataset".

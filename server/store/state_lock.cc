@@ -26,13 +26,13 @@ absl::StatusOr<std::unique_ptr<StateLock>> StateLock::Acquire(const std::string&
     const std::string owner = n > 0 ? std::string(pid, static_cast<std::size_t>(n)) : "unknown";
     return base::WithReason(absl::FailedPreconditionError(base::StrCat(
                                 "another nibbled (pid ", owner,
-                                ") serves this state directory: ", std::filesystem::path(path).parent_path().string())),
+                                ") uses this directory: ", std::filesystem::path(path).parent_path().string())),
                             "STATE_DIR_IN_USE", {{"pid", owner}});
   }
   // Overwrites the old pid: the file's block is already allocated, and a full disk has no other.
   const std::string pid = std::to_string(::getpid());
   const ssize_t written = ::pwrite(fd, pid.data(), pid.size(), 0);
-  const int error = written < 0 ? errno : ENOSPC;
+  const int error = written < 0 ? errno : ENOSPC;  // a short write: the disk is full
   const bool whole = written == static_cast<ssize_t>(pid.size());
   if (!whole && error != ENOSPC && error != EDQUOT) {
     return absl::InternalError(base::StrCat("write ", path, ": ", std::strerror(error)));

@@ -34,7 +34,7 @@ absl::Status NoAttempt(const std::string& job, std::int64_t attempt, const std::
   return base::WithReason(absl::NotFoundError(base::StrCat("attempt ", attempt, " of job ", job, " ", why)), "ATTEMPT");
 }
 
-// An open log; without a descriptor, a log that does not exist yet.
+// An open log or folder. Without a descriptor: a folder that could not be opened, or a log that does not exist yet.
 class TrainerLog::File {
  public:
   explicit File(int descriptor) : descriptor_(descriptor) {}

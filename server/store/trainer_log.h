@@ -19,7 +19,8 @@ inline constexpr std::int64_t kMaxTailBytes = 16 << 20;
 // not choose which file of the server is read. Thread-safe.
 //
 // Errors of all methods: NotFound (ATTEMPT: the attempt has no folder, or its log is not a regular file), Internal (the
-// disk). An attempt whose trainer has not begun to write has a log of 0 bytes.
+// disk), ResourceExhausted (no free file descriptor). An attempt whose trainer has not begun to write has a log of 0
+// bytes.
 class TrainerLog {
  public:
   TrainerLog(const StatePaths& paths, std::string job, std::int64_t attempt)

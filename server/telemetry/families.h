@@ -5,6 +5,7 @@
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
@@ -202,9 +203,9 @@ struct Metrics::Families {
   NIBBLE_FAMILY(Gauge, process_max, Level, "process_max_fds", "Limit of open file descriptors");
 #undef NIBBLE_FAMILY
 
-  // Adds the histograms of a method's jobs, and the counters of attempts that ended early, with 0. Called before the
-  // first job of the method since the start can end or take a step: a counter that begins with 1 has no increase. A
-  // method without jobs has none of them: histograms are most of a scrape's series.
+  // Adds the histograms of a method's jobs, and the counters of attempts that ended early, with 0. Called before a job
+  // of the method can take a step or end, because a counter that begins with 1 has no increase. A method without jobs
+  // has none of these series: histograms are most of a scrape's series.
   void AddJobSeries(const std::string& method) {
     for (const char* reason : kEarlyEnds) job_attempts.Add({{"method", method}, {"reason", reason}});
     step_seconds.Add({{"method", method}}, RequestBuckets());

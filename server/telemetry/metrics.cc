@@ -20,6 +20,7 @@ std::string Text(std::string_view text) {
   for (std::size_t nul = value.find('\0'); nul != std::string::npos; nul = value.find('\0', nul))
     value.replace(nul, 1, "\xef\xbf\xbd");
   if (std::ranges::all_of(value, [](char c) { return static_cast<unsigned char>(c) < 0x80; })) return value;
+  // Dump writes U+FFFD for parts that are not UTF-8.
   const auto mended = base::ParseJson(base::Dump(base::Json(std::move(value))));
   return mended.ok() ? mended->get<std::string>() : "?";
 }
@@ -202,9 +203,7 @@ void Metrics::SetScheduler(std::string_view model, const SchedulerState& state) 
 }
 
 void Metrics::SetPreemptions(std::uint64_t count) {
-  base::MutexLock lock(families_->raise_mutex);
-  Counter& counter = families_->preemptions.Add({});
-  counter.Increment(std::max(0.0, static_cast<double>(count) - counter.Value()));
+  families_->Follow(families_->preemptions.Add({}), static_cast<double>(count));
 }
 
 void Metrics::TokensGenerated(std::string_view model, std::size_t tokens) {

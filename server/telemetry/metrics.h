@@ -109,7 +109,8 @@ class Metrics {
   void JobFailed(std::string_view method, std::string_view reason);   // call JobFinished too; reason "NAN_LOSS", ...
   void JobQueueWait(double seconds);
   void TrainStep(std::string_view method, std::string_view job_id, const StepSample& sample);
-  void TrainingEnded(std::string_view job_id);  // an attempt of the job ended: removes its series, and resets the rate
+  // An attempt of the job ended: removes the job's series, and sets the method's rate to 0 if none of its jobs trains.
+  void TrainingEnded(std::string_view job_id);
   void CheckpointSaved(double seconds, std::int64_t bytes, double unix_seconds);
   void CheckpointFailed(std::string_view reason);
 

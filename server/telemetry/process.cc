@@ -32,12 +32,13 @@ double StartTime() {
   if (end_of_name == std::string::npos) return 0;
   std::istringstream fields(text.substr(end_of_name + 1));
   std::string field;
-  for (int i = 3; i <= 22; ++i) fields >> field;
+  for (int i = 3; i <= 22; ++i) fields >> field;  // field 2 is the name
   std::ifstream machine("/proc/stat");
+  const std::string boot_time = "btime ";
   std::string line;
   while (std::getline(machine, line)) {
-    if (line.rfind("btime ", 0) != 0) continue;
-    return std::strtod(line.c_str() + 6, nullptr) +
+    if (!line.starts_with(boot_time)) continue;
+    return std::strtod(line.c_str() + boot_time.size(), nullptr) +
            std::strtod(field.c_str(), nullptr) / static_cast<double>(sysconf(_SC_CLK_TCK));
   }
   return 0;

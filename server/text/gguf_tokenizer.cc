@@ -38,9 +38,9 @@ constexpr PreTokenizer kPreTokenizers[] = {
     {"default", {R"([\p{P}\$\+<=>\^~\|]+)", kGpt2, R"(\p{N}+)", "[0-9][0-9][0-9]"}},
     {"gpt-2", {kGpt2}},
     {"smollm", {R"(\p{N})", kGpt2}},
-    {"llama-bpe", {kLlama3}, true, true},
-    {"llama3", {kLlama3}, true, true},
-    {"llama-v3", {kLlama3}, true, true},
+    {"llama-bpe", {kLlama3}, /*ignore_merges=*/true, /*add_bos=*/true},
+    {"llama3", {kLlama3}, /*ignore_merges=*/true, /*add_bos=*/true},
+    {"llama-v3", {kLlama3}, /*ignore_merges=*/true, /*add_bos=*/true},
     {"qwen2", {kQwen2}},
     {"deepseek-r1-qwen", {kQwen2}},
 };
@@ -192,7 +192,7 @@ absl::StatusOr<TokenizerFiles> TokenizerFilesFromGguf(const GgufTokenizer& gguf)
   if (!gguf.pre.empty() && gguf.pre != "default") {
     return RefuseGguf("pre", base::StrCat("got \"", gguf.pre, "\", model llama supports only default"));
   }
-  NIBBLE_ASSIGN_OR_RETURN(const GgufVocabulary vocabulary, ReadGgufVocabulary(gguf, true));
+  NIBBLE_ASSIGN_OR_RETURN(const GgufVocabulary vocabulary, ReadGgufVocabulary(gguf, /*add_bos=*/true));
   NIBBLE_ASSIGN_OR_RETURN(const GgufMerges merges, GgufMergesFromScores(gguf, vocabulary));
   files.tokenizer_json = SentencePieceJson(gguf.add_space_prefix.value_or(true), vocabulary, merges);
   files.tokenizer_config_json = ConfigJson(gguf, vocabulary);

@@ -43,7 +43,9 @@ class StreamDecoder {
 
   absl::StatusOr<std::string> AppendBytes(std::int32_t id);
   absl::StatusOr<std::string> AppendToRun(std::int32_t id);
+  // Returns the text of the first `count` ids of pending_, and removes these ids.
   absl::StatusOr<std::string> Release(std::size_t count);
+  // Returns the text of `before` and `ids` together.
   absl::StatusOr<std::string> DecodeAfter(Ids before, Ids ids);
   absl::StatusOr<std::string> InsideText(Ids ids);
 

@@ -27,7 +27,7 @@ kernels::AdamwFactors FactorsOf(const AdamWConfig& config, std::int64_t step, do
 
 // One block of an 8-bit moment: its codes, its absmax and their map.
 struct MomentBlock {
-  // least: of the codes of values other than 0.
+  // least: smallest code that Write gives to a value other than 0.
   MomentBlock(const TensorRef& moment, std::int64_t index, const DynamicMap& of, std::uint8_t least)
       : codes(static_cast<std::uint8_t*>(moment.data) + index * moment.block),
         count(std::min(moment.block, moment.count - index * moment.block)),
@@ -106,10 +106,10 @@ absl::Status AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, 
       }
       stream.ParallelFor(m.num_scales(), kElementsPerThread / kMomentBlock, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t block = begin; block < end; ++block) {
-          MomentBlock first(m, block, DynamicMap::Signed(), 0);
+          MomentBlock first(m, block, DynamicMap::Signed(), /*least=*/0);
           // A second moment that became 0 beside a first one that did not would make the next step thousands of
           // learning rates long.
-          MomentBlock second(v, block, DynamicMap::Unsigned(), 1);
+          MomentBlock second(v, block, DynamicMap::Unsigned(), /*least=*/1);
           float ms[kMomentBlock], vs[kMomentBlock];
           first.Read(ms);
           second.Read(vs);

@@ -42,7 +42,7 @@ Tensor InScratchType(const FloatWeight& weight, TrainingContext& context) {
 }
 Tensor InScratchType(const kernels::PackedInt8Weight& weight, TrainingContext& context) {
   Tensor out = Scratch(weight.rows, weight.cols, context);
-  ThrowIfError(model::WeightValues(weight, 0, ViewOf(out), context.stream));
+  ThrowIfError(model::WeightValues(weight, /*begin=*/0, ViewOf(out), context.stream));
   return out;
 }
 Tensor InScratchType(const AdapterLinear& linear, TrainingContext& context) {
@@ -108,9 +108,9 @@ Tensor AddAdapter(const Tensor& x, bool served, const Tensor& a, const Tensor& b
     return down;
   }
   Tensor down = torch::empty({x.size(0), a.size(0)}, torch::kFloat32);
-  MultiplyDense(x, a, down, false, context);
+  MultiplyDense(x, a, down, /*accumulate=*/false, context);
   down.mul_(factor);
-  MultiplyDense(down, b, y, true, context);
+  MultiplyDense(down, b, y, /*accumulate=*/true, context);
   return down;
 }
 
@@ -168,7 +168,7 @@ struct AdapterLinearFunction : torch::autograd::Function<AdapterLinearFunction> 
     const AdapterLinear& linear = LinearOf(ctx);
     const variable_list saved = ctx->get_saved_variables();
     const torch::ScalarType type = context.scratch.scalar_type();
-    const Tensor x = PadTo(TakeInput(ctx, saved, 3, context), type);
+    const Tensor x = PadTo(TakeInput(ctx, saved, /*num_kept=*/3, context), type);
     const Tensor a = saved[0].to(type), b = saved[1].to(type);
     const Tensor down = PadTo(saved[2], type);  // already scaled
     const Tensor g = PadTo(grads[0].contiguous(), type);

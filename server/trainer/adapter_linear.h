@@ -53,8 +53,8 @@ struct AdapterLinear {
 torch::Tensor ApplyAdapterLinear(const FloatInput& input, const AdapterLinear& linear, std::optional<DropoutKey> key,
                                  TrainingContext& context);
 // The same for an int8 weight. With rows, serving's MatmulInt8 multiplies them, and the adapter reads the values that
-// they stand for; the gradient passes straight through the quantizer. The graph keeps recomputed
-// rows if the input has any, else the codes.
+// they stand for; the gradient passes straight through the quantizer. The graph keeps recomputed rows if the input has
+// any, else the codes.
 torch::Tensor ApplyAdapterLinear(const CodedInput& input, const AdapterLinear& linear, std::optional<DropoutKey> key,
                                  TrainingContext& context);
 

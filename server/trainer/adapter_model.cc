@@ -161,7 +161,8 @@ class TorchAdapterModel : public AdapterModel {
     return Pass::Create(*state_.config, kv_dtype, tokens, segments, draw);
   }
 
-  // Embedding, norms and head: the base's, or their copies, by the names of the base's tensors.
+  // Sets embedding, norms and head to the base's tensors, or to their copies. `copies`: by the names of the base's
+  // tensors.
   void AddOtherWeights(const std::map<std::string, Tensor>& copies, bool bf16_compute) {
     const model::DecoderWeights& weights = base_->weights();
     const auto copy_of = [&](const std::string& name) {
@@ -192,7 +193,8 @@ class TorchAdapterModel : public AdapterModel {
       head_.read = {.served = head.to(state_.head_type), .backward = head.to(backward_type_)};
   }
 
-  // The forms of the trained copies, which serving reads in the types of the base's tensors.
+  // Makes the forms of the trained copies that products and serving read. Serving reads them in the types of the base's
+  // tensors.
   void RefreshCopies() {
     const torch::NoGradGuard no_gradients;
     const model::DecoderWeights& base = base_->weights();
@@ -238,7 +240,7 @@ class TorchAdapterModel : public AdapterModel {
   AdapterParts state_;
   TrainedHead head_;  // without a master if the head is frozen
   torch::ScalarType backward_type_ = torch::kFloat32;
-  Tensor served_embedding_, served_head_;  // of their copies, in the types of the base's tensors
+  Tensor served_embedding_, served_head_;  // of the trained copies, in the types of the base's tensors
   AdapterParameters parameters_;
 };
 

@@ -17,7 +17,7 @@ using torch::Tensor;
 AdapterMatrices AdapterParameters::Add(const AdapterOptions& options, std::int64_t layer, model::LinearKind kind,
                                        std::int64_t rank, std::int64_t rows, std::int64_t cols) {
   AdapterMatrices made;
-  made.a = Add(model::LoraAName(layer, kind), {rank, cols}, 1.0);
+  made.a = Add(model::LoraAName(layer, kind), {rank, cols}, /*lr_factor=*/1.0);
   made.b = Add(model::LoraBName(layer, kind), {rows, rank}, options.lora_plus_ratio);
   if (options.adapter.dora) {
     const std::string name = model::LoraModule(model::ModulePath(layer, kind)) + model::kMagnitudeSuffix;

@@ -1,7 +1,8 @@
-// The common part of the recipes that train adapters on a frozen base (qlora, lora): beside a base in nf4, bf16 or f32;
-// beside an int8 base, in the arithmetic in which nibbled serves both; or, with merge_aware_int8, merged into int8
-// weights. Included by recipes' .cc only.
+// The common part of the recipes that train adapters on a frozen base (qlora, lora). A base in nf4, bf16 or f32 is
+// multiplied in floats; an int8 base and its adapter in the arithmetic in which nibbled serves both. With
+// merge_aware_int8, training computes with the adapter merged into int8 weights. Included by recipes' .cc only.
 #pragma once
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>

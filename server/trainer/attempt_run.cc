@@ -48,7 +48,7 @@ class AttemptRun {
   }
 
  private:
-  // Cancelled if Stopping(). The state is then that after progress_.step complete steps.
+  // Cancelled if Stopping(). The state is then the one after progress_.step complete steps.
   absl::StatusOr<jobs::Outcome> LoadTrainAndPublish() {
     NIBBLE_RETURN_IF_ERROR(MakeModel());
     NIBBLE_RETURN_IF_ERROR(LoadInputs());
@@ -58,6 +58,7 @@ class AttemptRun {
         .state = "RUNNING",
         .step = progress_.step,
         .max_steps = max_steps_,
+        // The checkpoint that the job continues is another job's: it has saved none of its own.
         .saved_step = continues_other_job_ ? std::optional<std::int64_t>(0) : std::nullopt,
         .runtime = jobs::Runtime{.binary = where.version, .isa = where.isa, .threads = where.threads}}));
     NIBBLE_RETURN_IF_ERROR(Train());

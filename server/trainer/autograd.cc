@@ -48,7 +48,7 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
     if (recomputed != nullptr) {
       *recomputed = c10::make_intrusive<RecomputedRows>([x = kept.detach(), w = weight.detach(), eps, type, context] {
         Tensor y = context->transient.Empty(x.sizes(), type);
-        RmsNorm(x, w, eps, y, nullptr, *context);
+        RmsNorm(x, w, eps, y, /*rstd=*/nullptr, *context);
         return y;
       });
     }
@@ -73,14 +73,14 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
     Remember(ctx, "cos", cos);
     Remember(ctx, "sin", sin);
     ctx->saved_data["positions"] = table_positions;
-    Rotate(x, ctx, *context, false);
+    Rotate(x, ctx, *context, /*backward=*/false);
     ctx->mark_dirty({x});
     return x;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const Tensor grad_x = grads[0].clone(torch::MemoryFormat::Contiguous);
-    Rotate(grad_x, ctx, ContextOf(ctx), true);
+    Rotate(grad_x, ctx, ContextOf(ctx), /*backward=*/true);
     return {grad_x, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 
@@ -111,7 +111,7 @@ struct GatedMulFunction : torch::autograd::Function<GatedMulFunction> {
     Remember(ctx, "context", context);
     ctx->saved_data["activation"] = static_cast<std::int64_t>(activation);
     ctx->saved_data["type"] = static_cast<std::int64_t>(gate.scalar_type());
-    // Otherwise the graph may keep y itself.
+    // Transient, unless the graph may keep y itself.
     const bool transient = recomputed != nullptr || (type == torch::kFloat32 && kept != type);
     Tensor y = transient ? context->transient.Empty(gate.sizes(), type) : torch::empty(gate.sizes(), type);
     GatedMul(activation, gate, up, y, *context);

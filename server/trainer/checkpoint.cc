@@ -21,6 +21,7 @@ namespace {
 
 constexpr char kStateFile[] = "state.json";
 constexpr std::uint64_t kMaxMetricsBytes = 1 << 16;
+// What follows a parameter's name in the names of its values, first moments and second moments (as in torch).
 constexpr const char* kParts[] = {"", ".exp_avg", ".exp_avg_sq"};
 
 base::Json ToJson(const RunIdentity& identity) {
@@ -164,7 +165,8 @@ absl::Status TakeTensors(const std::string& path, std::vector<Parameter>& parame
       if (it == tensors.tensors.end() || it->second.dtype != tensor.dtype ||
           it->second.bytes.size() != tensor.bytes.size() ||
           (tensor.block > 0 && BlockOf(tensors, tensor.name) != base::StrCat(tensor.block))) {
-        return absl::DataLossError(base::StrCat(path, ": ", tensor.name, " is missing or has another size"));
+        return absl::DataLossError(
+            base::StrCat(path, ": ", tensor.name, " is missing or has another type, size or block"));
       }
       std::memcpy(tensor.bytes.data(), it->second.bytes.data(), tensor.bytes.size());
     }

@@ -21,8 +21,8 @@ using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Appends the losses of the rows `index`, which are `rows` from `begin` on, to *losses. Returns the gradients to their
-// logits, times scale: CrossEntropy writes them over the logits.
+// Appends to *losses the losses of the rows whose numbers are in `index`; their targets are those of `rows` from
+// `begin` on. Returns the gradients to the logits of these rows, times scale: CrossEntropy writes them over the logits.
 Tensor ChunkLosses(const Tensor& hidden, const Tensor& head, const LossRows& rows, const Tensor& index,
                    std::int64_t begin, double scale, std::vector<float>* losses, TrainingContext& context) {
   ThrowIfCancelled(context.cancelled);
@@ -101,13 +101,14 @@ struct TrainedHeadLossFunction : torch::autograd::Function<TrainedHeadLossFuncti
 }  // namespace
 
 std::vector<Tensor> LossGradients(std::vector<Tensor> saved, const Tensor& grad) {
-  const double factor = grad.item<double>();
-  for (Tensor& gradient : saved) {
-    if (factor == 1.0) break;
-    if (!gradient.defined()) throw std::logic_error("the head's gradient is for a loss that starts from 1");
-    gradient = gradient * factor;
+  if (const double factor = grad.item<double>(); factor != 1.0) {
+    for (Tensor& gradient : saved) {
+      if (!gradient.defined()) throw std::logic_error("the head's gradient is for a loss that starts from 1");
+      gradient = gradient * factor;
+    }
   }
-  saved.resize(saved.size() + 5);
+  constexpr std::size_t kOtherInputs = 5;  // those that are not tensors
+  saved.resize(saved.size() + kOtherInputs);
   return saved;
 }
 
@@ -144,7 +145,7 @@ std::vector<float> RowLosses(const Tensor& hidden, const FrozenHead& head, const
   const LossRows rows = RowsWithTarget(targets);
   std::vector<float> losses;
   ForEachLossChunk(rows, [&](std::int64_t begin, const Tensor& index) {
-    ChunkLosses(hidden, head.served, rows, index, begin, 1.0, &losses, context);
+    ChunkLosses(hidden, head.served, rows, index, begin, /*scale=*/1.0, &losses, context);
   });
   return losses;
 }

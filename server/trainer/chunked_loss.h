@@ -18,9 +18,10 @@ struct LossRows {
 };
 LossRows RowsWithTarget(const std::vector<std::int32_t>& targets);
 
-// The gradients of a loss's inputs: the saved gradients, which include the loss's scale, times `grad`, the 1 that
-// backward() starts from; undefined for its five inputs that are not tensors. An undefined
-// gradient was added in the forward pass (GradientSum), so only 1 is allowed: throws std::logic_error.
+// The gradients of a loss's inputs: the saved gradients, which include the loss's scale, times `grad`; then undefined
+// ones for its five inputs that are not tensors. `grad` is the gradient from which backward() starts, usually 1. If a
+// saved gradient is undefined, the forward pass has added it already (GradientSum): then throws std::logic_error unless
+// `grad` is 1.
 std::vector<torch::Tensor> LossGradients(std::vector<torch::Tensor> saved, const torch::Tensor& grad);
 
 // A frozen head [V, K].

@@ -175,7 +175,7 @@ class CodedOps {
     return ApplyGatedMulToInput(model_.config_.activation, gate, up, model_.context_, type, kept);
   }
   Tensor Add(const Tensor& h, const Tensor& y) {
-    // Without these, the graph keeps rounded copies of the sum.
+    // If none of these holds, the graph keeps rounded copies of the sum instead of the sum itself.
     const bool keeps_sum = model_.Kept(torch::kFloat32) == torch::kFloat32 || HasNorm(model_.config_, Norm::kBeforeQ) ||
                            model_.options_.activation_checkpointing;
     return keeps_sum || !Recomputes() ? h + y : ApplyTransientAdd(h, y, model_.context_);
@@ -289,7 +289,7 @@ absl::Status CodedModel::ForEachTrainingLogits(std::span<const std::int32_t> tok
     const std::vector<std::int32_t> ids(tokens.begin(), tokens.end());
     const std::vector<std::int64_t> whole = {0, static_cast<std::int64_t>(ids.size())};
     NIBBLE_ASSIGN_OR_RETURN(const auto segments, PagedSegments::Create(config_, options_.kv_dtype, whole));
-    CodedOps ops(*this, ids, *segments, 0);
+    CodedOps ops(*this, ids, *segments, /*draw=*/0);
     const Tensor hidden = model::RunDecoder(ops, config_).detach();
     for (std::int64_t begin = 0; begin < hidden.size(0); begin += kLogitsChunk) {
       const std::int64_t count = std::min(kLogitsChunk, hidden.size(0) - begin);
@@ -354,7 +354,8 @@ void CodedModel::MakeRopeTable() {
   kernels::FillRopeTable(frequencies.data(), half, 0, positions_, rope_cos_.data(), rope_sin_.data());
 }
 
-// Initial values: the base's tensor `from` (default: `name`), or drawn, or 1 for a vector that the base lacks.
+// Initial values: the base's tensor `from` (default: `name`), or 1 for a norm that the base lacks; throws if it lacks a
+// matrix or a bias. With random_init instead: drawn for a matrix, 1 for a norm, 0 for a bias.
 Tensor CodedModel::MakeValues(const model::Artifact& base, const std::string& name,
                               const std::vector<std::int64_t>& shape, const std::string& from) {
   ThrowIfCancelled(options_.cancelled);

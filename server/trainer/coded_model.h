@@ -52,7 +52,7 @@ class CodedLinears {
   // Whether the backward pass computes the inputs of Apply again where it can, so that the graph need not keep them
   // (ADR 0018).
   virtual bool recomputes_inputs() const { return false; }
-  // The base's int8 head, if it has one and the model is frozen. It is also the embedding if this is tied.
+  // The base's int8 head, if it has one and the model is frozen. With tied embeddings it is also the embedding.
   virtual std::optional<kernels::PackedInt8Weight> int8_head() const { return std::nullopt; }
   // Adds the linears of the next layer.
   virtual void AddLayer(const std::array<Source, model::kNumLinearKinds>& sources) = 0;

@@ -76,7 +76,7 @@ struct NormRowsFunction : torch::autograd::Function<NormRowsFunction> {
       if (recompute) {
         *recomputed =
             c10::make_intrusive<RecomputedRows>([x = copy.detach(), w = weight.detach(), eps, options, context] {
-              return NormRows(x, w, eps, *options, nullptr, true, *context).Values(*context);
+              return NormRows(x, w, eps, *options, /*rstd=*/nullptr, /*transient=*/true, *context).Values(*context);
             });
       }
     }
@@ -122,7 +122,7 @@ std::vector<std::int64_t> ShapeWith(const Tensor& x, std::int64_t last) {
 }
 
 CodedRows QuantizeRows(const Tensor& x, const CodedRowOptions& options, const TrainingContext& context) {
-  return Quantize(x, options, nullptr, context.stream);
+  return Quantize(x, options, /*transient=*/nullptr, context.stream);
 }
 
 CodedInput WithRows(const CodedInput& input, const CodedRowOptions& options, TrainingContext& context) {

@@ -114,6 +114,7 @@ pub unsafe extern "C" fn nibble_tokenizer_encode(
     began_with_added: *mut bool,
     out: *mut Bytes,
 ) -> i32 {
+    // The values of NibbleSpecialTokens (text_ffi.h).
     let special = match special_tokens {
         1 => Special::All,
         2 => Special::Once,

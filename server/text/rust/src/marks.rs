@@ -80,6 +80,9 @@ pub fn start(delimiter: &str) {
     PRINTER.set(Printer { delimiter: delimiter.into(), open: HashSet::new() });
 }
 
+/// A mark is the delimiter, one of these texts and ";": "tLOOP,MESSAGE" (an iteration for a message
+/// begins, and the one before ends), "eLOOP" (the iteration ends), "g" or "h" (a {% generation %}
+/// block begins or ends).
 fn print(mark: String) -> String {
     PRINTER.with_borrow(|printer| format!("{}{mark};", printer.delimiter))
 }
@@ -160,9 +163,11 @@ impl Reader<'_> {
             self.leave(at)?;
         } else if mark == "g" {
             self.generation.push(at);
-        } else {
-            let begin = self.generation.pop().filter(|_| mark == "h").ok_or(CHANGED)?;
+        } else if mark == "h" {
+            let begin = self.generation.pop().ok_or(CHANGED)?;
             self.turns.generation.push(Part { begin, end: at });
+        } else {
+            return Err(CHANGED.into());
         }
         Ok(())
     }

@@ -6,6 +6,9 @@ use minijinja::{Error, ErrorKind};
 
 // Deeper than any message; keeps printing from overflowing the stack.
 const MAX_DEPTH: usize = 128;
+// Characters per level that tojson indents. More are cut, so that no template prints
+// megabytes of them.
+const MAX_INDENT: usize = 64;
 
 fn too_deep() -> Error {
     Error::new(ErrorKind::InvalidOperation, "value nests too deeply to be printed")
@@ -204,7 +207,7 @@ pub fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String
     let indent = match option(1, "indent")? {
         None => None,
         Some(text) if text.as_str().is_some() => text.as_str().map(str::to_string),
-        Some(count) => Some(" ".repeat(usize::try_from(count)?.min(64))),
+        Some(count) => Some(" ".repeat(usize::try_from(count)?.min(MAX_INDENT))),
     };
     let comma = if indent.is_some() { "," } else { ", " };
     let mut style = JsonStyle {

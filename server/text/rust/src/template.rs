@@ -287,7 +287,7 @@ impl Template {
     }
 }
 
-/// `scale`: factor of the limits. `delimiter`: the beginning of each mark.
+/// `scale`: factor of the limits, except that of time. `delimiter`: the beginning of each mark.
 fn run(
     environment: &Environment<'static>,
     context: &Value,

@@ -230,13 +230,13 @@ impl Tokenizer {
                 inner.with_post_processor(Some(part));
             }
             let kind = kind_of(inner.get_decoder());
-            let byte_fallback = match inner.get_decoder() {
+            let decoders = match inner.get_decoder() {
                 Some(DecoderWrapper::Sequence(sequence)) => sequence.get_decoders(),
                 Some(other) => std::slice::from_ref(other),
                 None => &[],
             };
             let byte_fallback =
-                byte_fallback.iter().any(|part| matches!(part, DecoderWrapper::ByteFallback(_)));
+                decoders.iter().any(|part| matches!(part, DecoderWrapper::ByteFallback(_)));
             Ok(Tokenizer { inner, byte_fallback, kind })
         })
         // A panic in one of the parser's own unwraps is the input's fault.
@@ -302,6 +302,7 @@ impl Tokenizer {
         if let Some(id) = ids.iter().find(|&&id| id < 0) {
             return Err(Failure::Invalid(format!("got the id {id}, wanted 0 or more")));
         }
+        // As for a text of 64 bytes per id.
         guarded(budget(64 * ids.len()), || {
             let mut tokens: Vec<String> = Vec::with_capacity(ids.len());
             let mut run: Vec<u8> = Vec::new();
