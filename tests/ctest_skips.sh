@@ -5,7 +5,8 @@
 set -euo pipefail
 log=$1/Testing/Temporary/LastTest.log list=$1/Testing/Temporary/LastTestsDisabled.log
 
-# Missing hardware, parameters that a test does not apply to, and a test that takes what UBSan needs. Instruction sets skip nothing: tests/support/isas.h.
+# Missing hardware, parameters to which a test does not apply, and a test that leaves no file descriptor, which UBSan
+# needs. Missing instruction sets skip no test: tests/support/isas.h.
 fine='^no CUDA device: |^only TLS has certificates$|^UBSan needs a free file descriptor$'
 
 [[ -f $log ]] || { echo "skipped: $log does not exist"; exit 1; }
@@ -14,7 +15,11 @@ fine='^no CUDA device: |^only TLS has certificates$|^UBSan needs a free file des
 fine=$fine awk '
   FILENAME == ARGV[1] && /^[0-9]+\/[0-9]+ Test: / { name = $0; sub(/^[0-9]+\/[0-9]+ Test: /, "", name); next }
   FILENAME == ARGV[1] && /:[0-9]+: Skipped$/ { said = 1; next }
-  FILENAME == ARGV[1] { if (said && $0 != "" && !(name in reason) && $0 !~ /^\[  SKIPPED \]/) reason[name] = $0; said = 0; next }
+  FILENAME == ARGV[1] {
+    if (said && $0 != "" && !(name in reason) && $0 !~ /^\[  SKIPPED \]/) reason[name] = $0
+    said = 0
+    next
+  }
   {
     name = $0; sub(/^[0-9]+:/, "", name)
     why = name in reason ? reason[name] : "no reason given"

@@ -33,13 +33,14 @@ struct CodedRows {
   }
 
   kernels::QuantizedRows view() const;
-  // The values [T, K] f32 that the rows stand for; with a context in transient memory.
+  // The values [T, K] f32 that the rows stand for. The overload with a context returns transient memory.
   torch::Tensor Values(const kernels::Stream& stream) const;
   torch::Tensor Values(TrainingContext& context) const;
 };
 
-// Input of linears; all dimensions of x but the last are rows. With `rows`, x only carries their gradient: it has the
-// shape but no memory of its own, and recomputed rows are the values in f32 that they stand for.
+// Input of linears; all dimensions of x but the last are rows. With `rows`, x only carries their gradient: linears do
+// not read its elements, and NormCodedInput gives it no memory of its own. Recomputed rows are then the values in f32
+// that `rows` stand for.
 struct CodedInput : FloatInput {
   std::shared_ptr<const CodedRows> rows;  // null: the linear quantizes x itself
 };

@@ -20,8 +20,8 @@ const DynamicMap& DynamicMap::Unsigned() {
   return map;
 }
 
-// Decade i has 2^i values (twice as many without a sign): the means of neighbours among equidistant points from 0.1 to
-// 1, times 10^(i - 6). 0 and 1 are added.
+// Decade i has 2^i positive values and their negatives, or without a sign 2^(i + 1) values: the means of neighbours
+// among equidistant points from 0.1 to 1, times 10^(i - 6). 0 and 1 are added.
 DynamicMap::DynamicMap(bool is_signed) {
   std::vector<float> values = {0.0f, 1.0f};
   for (int decade = 0; decade < kDecades; ++decade) {
@@ -37,7 +37,8 @@ DynamicMap::DynamicMap(bool is_signed) {
   std::sort(values.begin(), values.end());
   std::copy(values.begin(), values.end(), values_.begin());
   for (std::size_t i = 0; i < midpoints_.size(); ++i) {
-    // Exact in f64; rounded down to f32, a float is above the midpoint if and only if it is above the rounded one.
+    // The midpoint is exact in f64. It is rounded down to f32: a float is above the exact midpoint if and only if it is
+    // above the rounded one.
     const double exact = (static_cast<double>(values_[i]) + static_cast<double>(values_[i + 1])) / 2.0;
     auto rounded = static_cast<float>(exact);
     if (static_cast<double>(rounded) > exact) rounded = std::nextafter(rounded, -2.0f);

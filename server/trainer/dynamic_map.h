@@ -35,7 +35,7 @@ class DynamicMap {
   static constexpr int kKeyShift = 16;
 
   std::array<float, 256> values_;     // ascending
-  std::array<float, 255> midpoints_;  // between neighbours, exact
+  std::array<float, 255> midpoints_;  // between neighbours, rounded down to f32
   std::vector<std::uint8_t> first_;   // by key: the code of the least float with that key
 };
 

@@ -107,7 +107,8 @@ double LossAndGradients(const Tensor& hidden, const Head& head, const std::vecto
                                         .loss = losses.data()},
                                        context.stream));
     for (const float loss : losses) loss_sum += loss;
-    // CrossEntropy has written the gradients over the logits. Two products read them in `type`, made once.
+    // CrossEntropy has written the gradients over the logits. With a trained head, two products read them in `type`, so
+    // they are converted once, here.
     const Tensor grad_logits = grad_head == nullptr ? logits : PadTo(logits, type);
     grad_hidden->index_copy_(0, index, GradientOfHidden(grad_logits, head, backward).narrow(0, 0, count));
     if (grad_head != nullptr) AddProduct(*grad_head, grad_logits, PadTo(chunk, type), context.stream);

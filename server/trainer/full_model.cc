@@ -83,7 +83,7 @@ class TorchFullModel : public FullModel {
     parts_.context.cancelled = options.cancelled;
     parts_.checkpointing = options.activation_checkpointing;
     parts_.int8 = options.int8;
-    parts_.recomputes_inputs = !options.int8.has_value();  // an int8 linear keeps its rows, or codes of them
+    parts_.recomputes_inputs = !options.int8.has_value();  // int8 linears keep x as it is
     parts_.compute = options.bf16_compute ? torch::kBFloat16 : torch::kFloat32;
     parts_.head_type = parts_.compute;
     // Backward products have the type of the scratch; no product here needs its memory.

@@ -124,7 +124,8 @@ struct Int8LinearFunction : torch::autograd::Function<Int8LinearFunction> {
                            ? saved[0]
                            : CodedRows::Of(saved, 1, ctx->saved_data["cols"].toInt()).Values(context.stream);
       if (options.grad_weight) {
-        // Blocks of tokens, because an int8 product sums over at most kInt8MaxCols elements.
+        // Blocks of tokens, because an int8 product sums over at most kInt8MaxCols elements. Multiples of 64 need no
+        // padding (Int8PaddedK).
         constexpr std::int64_t kTokens = kernels::kInt8MaxCols / 64 * 64;
         for (std::int64_t begin = 0; begin < g.size(0); begin += kTokens) {
           const std::int64_t count = std::min(kTokens, g.size(0) - begin);

@@ -27,7 +27,8 @@ volatile std::sig_atomic_t g_terminated = 0;
 
 void OnTerminate(int) { g_terminated = 1; }
 
-// The local runner does this before it starts the trainer. What a pod prints is gone with it.
+// Appends this process's output to a file. Used in a pod, whose printed output is lost when the pod is deleted; the
+// local runner redirects the output before it starts the trainer.
 void WriteLogTo(const std::string& path) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640);
   if (fd < 0) return;

@@ -12,7 +12,8 @@
 namespace nibble::trainer {
 
 // `base` must be an nf4 artifact; its weights stay as they are. The parameters are those of QLoRA: A drawn by
-// DrawAdapter, B 0. Errors: InvalidArgument (format, dropout, DoRA), Cancelled, ResourceExhausted, Internal.
+// DrawAdapter, B 0. Errors: InvalidArgument (format, dropout, DoRA), those of Artifact::Open, Cancelled,
+// ResourceExhausted, Internal.
 absl::StatusOr<std::unique_ptr<ExactModel>> MakeMergeAwareModel(std::shared_ptr<const model::LoadedModel> base,
                                                                 const AdapterOptions& options,
                                                                 const kernels::Stream& stream);

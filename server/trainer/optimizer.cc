@@ -36,11 +36,11 @@ absl::Status Optimizer::Check(std::string_view name, const TensorRef& value, con
   }
   if (kind_ == Kind::kAdamW || kind_ == Kind::kAdamW8Bit) return CheckAdamW(name, value, grad, moments);
   for (const TensorRef* tensor : {&value, &grad, &moments.m.ref()}) {
-    if (tensor->type == ElementType::kF32 || (tensor != &moments.m.ref() && tensor->type == ElementType::kBF16))
-      continue;
+    const bool is_moment = tensor == &moments.m.ref();
+    if (tensor->type == ElementType::kF32 || (tensor->type == ElementType::kBF16 && !is_moment)) continue;
     return absl::UnimplementedError(base::StrCat(kind_ == Kind::kSgd ? "sgd" : "lion", " does not support ",
-                                                 Name(tensor->type), " tensors yet (", std::string(name),
-                                                 "), wanted f32"));
+                                                 Name(tensor->type), " tensors yet (", std::string(name), "), wanted ",
+                                                 is_moment ? "f32" : "f32 or bf16"));
   }
   return absl::OkStatus();
 }

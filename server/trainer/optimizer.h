@@ -30,9 +30,9 @@ class Optimizer {
   //   sgd                m = beta1 * m + g;  p -= lr * m
   //   lion               p -= lr * sign(beta1 * m + (1 - beta1) * g);  m = beta2 * m + (1 - beta2) * g
   // Sources: torch.optim.SGD (momentum beta1, no dampening), arXiv:2302.06675 (Lion). Parameters in bf16 and int8 are
-  // changed in f32 and stored as `draws` says (float_values.h, int8_values.h). An int8 parameter takes its memory from
-  // `buffers`, if given. Errors: those of Check; then nothing has changed. InvalidArgument: an int8 parameter's new
-  // value is not finite; then its moments have changed.
+  // changed in f32 and stored as `draws` says (float_values.h, int8_values.h). For an int8 parameter, the step works in
+  // the memory of `buffers`, if given. Errors: those of Check; then nothing has changed. InvalidArgument: an int8
+  // parameter's new value is not finite; then its moments have changed.
   absl::Status Step(std::int64_t step, double lr, const TensorRef& parameter, const TensorRef& gradient,
                     Moments& moments, const kernels::Stream& stream = {}, const StoreDraws& draws = {},
                     Int8Buffers* buffers = nullptr) const;

@@ -82,10 +82,8 @@ void UnpackInt8(const kernels::PackedInt8Weight& packed, const Tensor& out, cons
     stream.ParallelFor(NumTiles(packed.rows), 1, [&](std::int64_t begin, std::int64_t end) {
       const std::int64_t last = std::min(packed.rows, end * kernels::kInt8TileRows);
       for (std::int64_t n = begin * kernels::kInt8TileRows; n < last; ++n) {
-        const std::int64_t tile = n / kernels::kInt8TileRows * kernels::kInt8TileRows * packed.padded_k;
-        const std::int8_t* row = packed.tiles + tile + n % kernels::kInt8TileRows * 4;
         for (std::int64_t k = 0; k < packed.cols; ++k) {
-          const std::int8_t code = row[k / 4 * 4 * kernels::kInt8TileRows + k % 4];
+          const std::int8_t code = kernels::Int8Code(packed, n, k);
           values[n * packed.cols + k] = kernels::RoundTo<T>(static_cast<float>(code));
         }
       }

@@ -1,4 +1,5 @@
-// QLoRA: an adapter on an nf4 base, served merged as int8; with merge_aware_int8 also trained so.
+// QLoRA: an adapter on an nf4 base, served merged as int8. With merge_aware_int8, training uses the arithmetic of that
+// int8 model.
 #include "server/base/clock.h"
 #include "server/base/ids.h"
 #include "server/base/status_macros.h"

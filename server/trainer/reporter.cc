@@ -114,7 +114,8 @@ struct Reporter::State {
     changed.NotifyAll();
   }
 
-  // Waits for the next message: a line, or a heartbeat after a time without one. False once nothing more is to be sent.
+  // Waits for the next message: a line, or a heartbeat, for Ask or after a time without a line. False if the stream has
+  // ended, or if the reporter stops and has sent all lines.
   bool Next(std::int64_t& sent, v1::ReportRequest& request) {
     base::MutexLock lock(mutex);
     const auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {

@@ -1,4 +1,5 @@
-// The serving form of a model in training, with its errors as a status. No torch in this header.
+// The serving form of a model in training, with its errors as a status. No torch in this header; torch_runtime.cc
+// implements it.
 #pragma once
 #include "absl/status/statusor.h"
 #include "server/model/decoder_weights.h"

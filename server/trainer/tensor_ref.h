@@ -27,7 +27,7 @@ inline constexpr std::int64_t kElementsPerThread = 1 << 16;
 // A view, like std::span: copies share the memory, which a const view can change too.
 struct TensorRef {
   TensorRef() = default;
-  // Implicit: floats in memory are such a tensor.
+  // Implicit, because floats in memory are a kF32 tensor.
   TensorRef(std::span<float> values);
   TensorRef(std::vector<float>& values) : TensorRef(std::span<float>(values)) {}
 

@@ -1,5 +1,5 @@
-// Connects torch with the kernels: tensors as matrices, torch's threads as the kernels' pool, torch's product as the
-// BEST_EFFORT library, torch's operators in the launch counts.
+// Connects torch with the kernels: tensors as matrices and as TensorRefs, gradients that are held in place, errors as
+// exceptions. torch_runtime.cc implements it, and connects threads, library and launch counts (torch_runtime.h).
 #pragma once
 #include <torch/types.h>
 

@@ -27,7 +27,7 @@ struct Pass {
 
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> position;
-  std::optional<std::uint64_t> draw;        // number of the micro-batch, for dropout; unset: no dropout
+  std::optional<std::uint64_t> draw;        // number of the micro-batch, for random draws; unset: no dropout
   std::unique_ptr<PagedSegments> segments;  // one segment per example
 };
 

@@ -73,7 +73,7 @@ class WeightsRecipe : public Recipe {
   std::int64_t max_positions_ = 0;
 };
 
-// Of a method whose model always trains in the arithmetic in which it is served.
+// The recipe of a method whose model always trains in the arithmetic in which it is served.
 class ExactRecipe : public WeightsRecipe {
  public:
   TrainingModel& model() override { return *model_; }

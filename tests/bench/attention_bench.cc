@@ -187,7 +187,11 @@ void AddSampling(Bench* bench) {
       bench->Add({.name = name + suffix,
                   .roof = Roof::kRead,
                   .work = 4.0 * static_cast<double>(vocabulary),
-                  .check = [=] { return draw(0, bench->stream()) == draw(0, {}) && logits->size() > 1; },
+                  .check =
+                      [=] {
+                        const std::int32_t token = draw(0, bench->stream());  // -1 if the kernel fails
+                        return token >= 0 && token == draw(0, {}) && logits->size() > 1;
+                      },
                   .run = [=](std::int64_t count) { (void)draw(count, bench->stream()); }});
     }
     const auto gather = [=](const kernels::Stream& stream) {
@@ -207,7 +211,11 @@ void AddSampling(Bench* bench) {
     bench->Add({.name = "log_softmax_gather top 5" + suffix,
                 .roof = Roof::kRead,
                 .work = 4.0 * static_cast<double>(vocabulary),
-                .check = [=] { return gather(bench->stream()) == gather({}) && logits->size() > 1; },
+                .check =
+                    [=] {
+                      const std::vector<float> logprob = gather(bench->stream());  // zeros if the kernel fails
+                      return logprob[0] < 0 && logprob == gather({}) && logits->size() > 1;
+                    },
                 .run = [=](std::int64_t) { (void)gather(bench->stream()); }});
   }
 }

@@ -1,7 +1,8 @@
 // A small harness: checks each case, then measures roofs and cases in turns (so that a slowdown of the machine affects
 // all alike), prints the median with its spread and the share of the roof, and writes JSON. "best" compares the fastest
 // round with the fastest round of the roof: it is more reliable on a busy machine.
-//   --threads N   --isa plain|avx2|avx512   --rounds N (at least 5)   --window_ms N (per round of one case, 30)
+//   --threads N (default 2)   --isa plain|avx2|avx512   --rounds N (at least 5, default 7)
+//   --window_ms N (per round of one case, default 30)
 //   --filter TEXT   --json FILE   --commit TEXT   --peer DIR (libraries of a peer to compare with)
 //   --clock wall|cpu (cpu: only with one thread; ignores other programs)
 #pragma once
@@ -99,7 +100,8 @@ class Bench {
       return 1;
     }
     Roofs roofs(stream_, threads_);
-    std::vector<std::vector<double>> roof_rate(3), us(cases_.size());
+    std::vector<std::vector<double>> roof_rate(3);  // by Roof
+    std::vector<std::vector<double>> us(cases_.size());
     std::vector<std::int64_t> count(cases_.size(), 0);
     for (int round = 0; round < rounds_; ++round) {
       roof_rate[0].push_back(Rate([&] { return roofs.Read(); }));
@@ -112,13 +114,13 @@ class Bench {
     std::printf("%-44s %12s %18s %16s %7s %7s\n", "case", "us", "min .. max", "rate", "of roof", "best");
     std::string json;
     for (std::size_t i = 0; i < cases_.size(); ++i) json += Report(cases_[i], us[i], roof_rate);
+    if (!json.empty()) json.pop_back();  // the comma after the last case
     if (!json_.empty()) {
       std::ofstream(json_) << "{\"device\": \"" << CpuName() << "\", \"threads\": " << threads_ << ", \"isa\": \""
                            << kernels::Name(isa_) << "\", \"commit\": \"" << commit_ << "\", \"rounds\": " << rounds_
                            << ", \"read_gb_s\": " << Median(roof_rate[0])
                            << ", \"int8_gop_s\": " << Median(roof_rate[1])
-                           << ", \"f32_gflop_s\": " << Median(roof_rate[2]) << ", \"cases\": ["
-                           << json.substr(0, json.size() - std::min<std::size_t>(1, json.size())) << "]}\n";
+                           << ", \"f32_gflop_s\": " << Median(roof_rate[2]) << ", \"cases\": [" << json << "]}\n";
     }
     return 0;
   }

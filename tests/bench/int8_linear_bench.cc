@@ -46,9 +46,9 @@ Gradients Int8Pass(LinearProblem& problem, const trainer::Int8LinearOptions& opt
   return Pass(problem, torch::kBFloat16, [&](const Tensor& x, const Tensor& master) {
     auto weight = std::make_unique<trainer::Int8Weight>();
     weight->master = master;
-    weight->Quantize(options, true, problem.context.stream);
-    const Tensor y = trainer::ApplyInt8Linear({x, nullptr}, *weight, options, 0, problem.context);
-    static std::unique_ptr<trainer::Int8Weight> kept;  // until the backward pass
+    weight->Quantize(options, /*bf16=*/true, problem.context.stream);
+    const Tensor y = trainer::ApplyInt8Linear({x, nullptr}, *weight, options, /*draw=*/0, problem.context);
+    static std::unique_ptr<trainer::Int8Weight> kept;  // the graph keeps its address until the backward pass
     kept = std::move(weight);
     return y;
   });
@@ -56,7 +56,7 @@ Gradients Int8Pass(LinearProblem& problem, const trainer::Int8LinearOptions& opt
 
 Gradients FloatPass(LinearProblem& problem, torch::ScalarType type) {
   return Pass(problem, type, [&](const Tensor& x, const Tensor& master) {
-    static trainer::FloatLinear linear;
+    static trainer::FloatLinear linear;  // the graph keeps its address until the backward pass
     linear = {master, {}, {}};
     if (type == torch::kBFloat16) linear.Round();
     return trainer::ApplyFloatLinear(x, linear, problem.context);

@@ -27,7 +27,8 @@ RUNS = {
 
 def write_paragraphs(path):
     """Writes the paragraphs of the licences that Debian ships, each once, to `path`; returns `path`."""
-    texts = [file.read_text(errors="replace") for file in sorted(pathlib.Path("/usr/share/common-licenses").iterdir()) if not file.is_symlink()]
+    files = [file for file in sorted(pathlib.Path("/usr/share/common-licenses").iterdir()) if not file.is_symlink()]
+    texts = [file.read_text(errors="replace") for file in files]
     rows = dict.fromkeys(" ".join(part.split()) for text in texts for part in text.split("\n\n"))
     path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows if len(row) > 80))
     return path

@@ -40,7 +40,7 @@ kernels::Stream Plain(kernels::Stream stream) {
   return stream;
 }
 
-// The name of a case, with blocks other than 64.
+// The op in a case's name: with the type, and with the block unless it has 64 weights.
 std::string BlockCase(const std::string& op, DType dtype, std::int64_t block) {
   return op + " " + Name(dtype) + (block == kernels::kNf4Block ? "" : " block " + std::to_string(block));
 }
@@ -72,7 +72,7 @@ void AddQuantize(Bench& bench, std::int64_t n, std::int64_t k) {
         .ok();
   };
   bench.Add(
-      {CaseName("quantize_nf4 f32", 0, n, k), Roof::kRead, static_cast<double>(n * k) * 4.5625,
+      {CaseName("quantize_nf4 f32", 0, n, k), Roof::kRead, static_cast<double>(n * k) * (4.0 + w->bytes_per_weight()),
        [=, &bench] { return run(0, bench.stream()) && run(1, Plain(bench.stream())) && w->codes[0] == w->codes[1]; },
        [=, &bench](std::int64_t) {
          if (!run(0, bench.stream())) std::abort();

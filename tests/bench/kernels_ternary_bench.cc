@@ -190,7 +190,8 @@ void AddWeightOps(Bench& bench, std::int64_t n, std::int64_t k) {
          const auto run = [&](std::vector<float>& to, const kernels::Stream& stream) {
            return kernels::TernarizeBackward(
                       {p.wm, 0.016f, kernels::MakeConstMatrix(p.grad.data(), DType::kF32, p.n, p.k),
-                       kernels::Ste::kRoundOnly, true, kernels::MakeMatrix(to.data(), DType::kF32, p.n, p.k)},
+                       kernels::Ste::kRoundOnly, /*scale_grad=*/true,
+                       kernels::MakeMatrix(to.data(), DType::kF32, p.n, p.k)},
                       stream)
                .ok();
          };

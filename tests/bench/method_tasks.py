@@ -4,11 +4,11 @@
 usage: method_tasks.py MODEL [--bin build/release/bin] [--steps 60] [--score-rows 100] [--only NAME ...] [--json OUT.json]
 MODEL is a GGUF file or a Hugging Face directory of SmolLM2-135M-Instruct. The task (deploy/wordnet_dataset.py --task
 kinds): name the kind of a thing, one word of eleven, from the word and its definition. Score: the share of held-out
-questions whose greedy answer is exactly that word. Questions of the score are in no training row. Methods that train a
-model that cannot answer yet (bitnet_qat, init RANDOM) are scored by their held-out loss. "served" is the int8 or
-ternary model of `models convert`, or the result itself where that is what is served. Fails if a method does not learn,
-if `models verify` of the served model finds a difference, if serving changes the loss by 0.1 nats or more, or if it
-lowers the score by 5 points or more.
+questions whose greedy answer is exactly that word. Questions of the score are in no training row. Runs whose model
+cannot answer after so few steps (bitnet_qat, init RANDOM) are scored by their held-out loss. "served" is the int8 or
+ternary model of `models convert`, or the result itself if that is served. Fails if a method does not learn, if `models
+verify` of the served model finds a difference, if serving changes the loss by 0.1 nats or more, or if serving lowers
+the score by 5 points or more.
 """
 import argparse
 import dataclasses

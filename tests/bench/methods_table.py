@@ -4,9 +4,10 @@
 usage: methods_table.py MODEL [--bin build/release/bin] [--steps 8] [--turns 1] [--only NAME ...] [--peer] [--json OUT.json]
 MODEL is a GGUF file or a Hugging Face directory. 4 x 256 tokens per step, bf16 compute, AdamW. All methods see the same
 rows from the same seed. A turn runs every method once, one after the other; --only: these methods, and the method that
-the table compares with. --peer: in each turn, also transformers with nn.Linear in bf16, all parameters trained, on the shape
-of SmolLM2-135M; needs torch and transformers. tokens/s: the median over the steps after the second; peak: the trainer's
-resident memory, of the peer from its first step on. Checks that all losses are finite, and that the last loss is at most 5 % above the first one.
+the table compares with. --peer: in each turn, also transformers with nn.Linear in bf16, all parameters trained, on the
+shape of SmolLM2-135M; needs torch and transformers. tokens/s: the median over the steps after the second; peak: the
+largest resident memory of the trainer, or of the peer from its first step on. Checks that all losses are finite, and
+that the last loss is at most 5 % above the first one.
 """
 import argparse
 import json
@@ -30,7 +31,7 @@ RUNS = {
     "qlora": {"qlora": {}},
     "qlora, merge-aware": {"qlora": {"merge_aware_int8": True}},
 }
-FIRST = "full, bf16 parameters"  # the others are compared with it
+BASELINE = "full, bf16 parameters"  # the others are compared with it
 PEER = "transformers, bf16"
 PEER_SCRIPT = """
 import torch
@@ -62,7 +63,7 @@ def main():
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
-    runs = {name: spec for name, spec in RUNS.items() if name in args.only or name == FIRST}
+    runs = {name: spec for name, spec in RUNS.items() if name in args.only or name == BASELINE}
     names = [*runs, *([PEER] if args.peer else [])]
     rates, peaks = {name: [] for name in names}, dict.fromkeys(names, 0)
 
@@ -84,13 +85,14 @@ def main():
                     note(name, run(nibble, path, f"run{number}-{turn}", args.steps))
                 if args.peer:
                     note(PEER, train_peer(PEER_SCRIPT, args.steps, 1e-5, directory))
-    result = {"cpu": cpu_name(), "runs": {name: {"tokens_per_s": statistics.median(rates[name]), "peak_bytes": peaks[name]} for name in names}}
-    first = result["runs"][FIRST]
+    result = {"cpu": cpu_name(),
+              "runs": {name: {"tokens_per_s": statistics.median(rates[name]), "peak_bytes": peaks[name]} for name in names}}
+    baseline = result["runs"][BASELINE]
     print(f"{result['cpu']}; {args.turns} turns of {args.steps} steps of 4 x 256 tokens")
-    print(f"{'method':28} {'peak MiB':>9} {'of ' + FIRST:>26} {'tokens/s':>9} {'of it':>6}")
+    print(f"{'method':28} {'peak MiB':>9} {'of ' + BASELINE:>26} {'tokens/s':>9} {'ratio':>6}")
     for name, row in result["runs"].items():
-        print(f"{name:28} {row['peak_bytes'] / 2**20:9.0f} {row['peak_bytes'] / first['peak_bytes']:26.2f} {row['tokens_per_s']:9.0f} "
-              f"{row['tokens_per_s'] / first['tokens_per_s']:6.2f}")
+        print(f"{name:28} {row['peak_bytes'] / 2**20:9.0f} {row['peak_bytes'] / baseline['peak_bytes']:26.2f} "
+              f"{row['tokens_per_s']:9.0f} {row['tokens_per_s'] / baseline['tokens_per_s']:6.2f}")
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
 

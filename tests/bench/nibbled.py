@@ -47,7 +47,7 @@ def events(text, kind):
 
 
 def trained_losses(text):
-    """The evaluation losses as trained of such events, from the base to the result."""
+    """The evaluation losses of the trained form that the command printed (see events), from the base to the result."""
     return [event["eval_loss"] for event in events(text, "eval") if event["subject"] == "trained"]
 
 
@@ -69,7 +69,7 @@ def upload_wordnet(nibble, directory, *options):
 # Runs after a peer's script, which leaves `model` and `vocabulary`: steps of 4 x 256 random tokens.
 TRAIN = """
 import json, sys, time
-open("/proc/self/clear_refs", "w").write("5")
+open("/proc/self/clear_refs", "w").write("5")  # resets VmHWM, the peak memory
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=float(sys.argv[2]))
 ids = torch.randint(0, vocabulary, (4, 256))
 rates, losses = [], []

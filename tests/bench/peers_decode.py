@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Decodes one stream on a Llama shape of 1.17 B random weights, 2 threads: nibbled int8, llama.cpp Q8_0; 8-bit heads.
+"""Compares nibbled (int8) with llama.cpp (Q8_0) in decoding one stream: a Llama shape of 1.17 B random weights, 8-bit
+heads, 2 threads.
 
 usage: peers_decode.py TOKENIZER_SOURCE.gguf WORK_DIR [--bin build/release/bin] [--turns 5] [--tokens 48] [--json OUT.json]
 Needs gguf, numpy, llama-cpp-python. WORK_DIR takes about 8 GB and keeps the models for a second run. The two programs
@@ -134,7 +135,8 @@ def main():
             run("models", "import", f16, "--name", "float", "--dtype", "bf16")
             run("models", "convert", "float", "--to", "int8", "--name", "int8")
         # The bytes that each token reads: codes and scales of every linear layer and of the head, and the norms.
-        widths = [(HIDDEN, HIDDEN), (KV * HEAD_DIM, HIDDEN), (KV * HEAD_DIM, HIDDEN), (HIDDEN, HIDDEN), (FFN, HIDDEN), (FFN, HIDDEN), (HIDDEN, FFN)]
+        widths = [(HIDDEN, HIDDEN), (KV * HEAD_DIM, HIDDEN), (KV * HEAD_DIM, HIDDEN), (HIDDEN, HIDDEN),  # q, k, v, o
+                  (FFN, HIDDEN), (FFN, HIDDEN), (HIDDEN, FFN)]  # gate, up, down
         vocab = run("models", "get", "int8")["architecture"]["vocab_size"]
         our_bytes = sum(n * k + 4 * n for n, k in widths) * LAYERS + vocab * HIDDEN + 4 * vocab + 4 * HIDDEN * (2 * LAYERS + 1)
         peer = LlamaCpp(q8)

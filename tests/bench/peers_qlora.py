@@ -3,7 +3,7 @@
 
 usage: peers_qlora.py MODEL.gguf [--bin build/release/bin] [--steps 8] [--turns 2] [--json OUT.json]
 Needs torch, transformers, peft, bitsandbytes. The two take turns, ours first; tokens/s are medians over the steps after
-the second, peak memory is VmHWM of our trainer, and of the peer from its first step on, when its model stands. Checks
+the second, peak memory is VmHWM of our trainer, and of the peer from its first step on, when its model is made. Checks
 that the losses of both are finite, and that our last loss is at most 5 % above our first one.
 """
 import argparse

@@ -87,10 +87,10 @@ class Roofs {
   explicit Roofs(const kernels::Stream& stream, int threads)
       : stream_(stream), threads_(threads), memory_(std::int64_t{512} << 20) {}
   double Read() {
-    constexpr std::int64_t kShare = 4 << 20;
-    const std::int64_t lines = memory_.size() / kShare;
-    stream_.ParallelFor(lines, 1, [&](std::int64_t begin, std::int64_t end) {
-      Keep(ReadAll(memory_.data() + begin * kShare, (end - begin) * kShare));
+    constexpr std::int64_t kShareBytes = 4 << 20;
+    const std::int64_t shares = memory_.size() / kShareBytes;
+    stream_.ParallelFor(shares, 1, [&](std::int64_t begin, std::int64_t end) {
+      Keep(ReadAll(memory_.data() + begin * kShareBytes, (end - begin) * kShareBytes));
     });
     return static_cast<double>(memory_.size());
   }

@@ -2,7 +2,7 @@
 // with its first example alone, and a row of 4100 tokens with one of 4096, a multiple of 64. Prints the median time and
 // the peak of torch's memory. Fails if the results of the first example in the row differ from those of the example
 // alone, or if a cost is ten times its bound.
-//   --threads N   --rounds N (at least 5)   --tokens N (per example, 500)   --examples N (16)
+//   --threads N   --rounds N (at least 5)   --tokens N (per example, default 500)   --examples N (default 16)
 #include <torch/autograd.h>
 #include <torch/types.h>
 #include <torch/utils.h>

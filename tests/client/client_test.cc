@@ -62,6 +62,8 @@ TEST_F(ClientTest, DropsMalformedDetails) {
   const absl::Status status = client_.Call(&ModelService::Stub::GetModel, v1::GetModelRequest()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(status.message(), "no model m");
+  EXPECT_EQ(base::Reason(status), "");
+  EXPECT_TRUE(Violations(status).empty());
 }
 
 Operation Running(std::int64_t done) {
@@ -127,7 +129,7 @@ class StreamTest : public ClientTest {
       return end;
     };
     text_.clear();
-    return client_.GenerateStream(v1::GenerateRequest(), false, [&](const v1::GenerateReply& reply) {
+    return client_.GenerateStream(v1::GenerateRequest(), /*chat=*/false, [&](const v1::GenerateReply& reply) {
       text_ += reply.delta().text();
       return absl::OkStatus();
     });

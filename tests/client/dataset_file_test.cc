@@ -69,12 +69,12 @@ TEST(DatasetFileTest, AlpacaRowsBecomeChats) {
 }
 
 TEST(DatasetFileTest, ShareGptRowsBecomeChats) {
-  EXPECT_EQ(
-      ConvertedLines(
-          "sharegpt",
-          R"([{"id": "x", "conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}])"),
-      "{\"messages\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\",\"content\":\"q\"},{\"role\":"
-      "\"assistant\",\"content\":\"a\"}]}\n");
+  EXPECT_EQ(ConvertedLines(
+                "sharegpt",
+                R"([{"id": "x", "conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "q"}, )"
+                R"({"from": "gpt", "value": "a"}]}])"),
+            "{\"messages\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\",\"content\":\"q\"},{\"role\":"
+            "\"assistant\",\"content\":\"a\"}]}\n");
   EXPECT_THAT(ConvertedLines("sharegpt", R"([{"conversations": [{"from": "dog", "value": "q"}]}])"),
               HasSubstr("element 1: \"from\" is \"dog\""));
 }

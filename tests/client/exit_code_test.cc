@@ -386,7 +386,10 @@ TEST(ExitCodeTest, TextThatIsNotUtf8IsNeverSent) {
     EXPECT_EQ(result.exit, 4) << ::testing::PrintToString(arguments);
     EXPECT_THAT(result.err, HasSubstr("UTF-8"));
   }
-  EXPECT_TRUE(server.generate.asked.empty());
+  EXPECT_TRUE(server.generate.asked.empty() && server.generate_stream.asked.empty());
+  EXPECT_TRUE(server.chat.asked.empty() && server.chat_stream.asked.empty());
+  EXPECT_TRUE(server.score.asked.empty() && server.tokenize.asked.empty());
+  EXPECT_TRUE(server.get_job.asked.empty() && server.watch_job.asked.empty());
 }
 
 TEST(ExitCodeTest, MissingFilesExitWith3) {

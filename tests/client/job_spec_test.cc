@@ -53,7 +53,8 @@ TEST(JobSpecTest, FlagsSetTheirFields) {
   flags.fields["run.eval_every"] = "10";
   flags.device.emplace("cuda:1");
   ExpectSpec(flags, R"(base_model: "smol" qlora { r: 8 alpha: 16 } train_dataset: "d" eval_dataset: "e"
-    device { kind: DEVICE_KIND_CUDA ordinal: 1 } data { max_seq_len: 256 } optim { lr: 1e-4 } publish { output_model: "tuned" }
+    device { kind: DEVICE_KIND_CUDA ordinal: 1 } data { max_seq_len: 256 } optim { lr: 1e-4 }
+    publish { output_model: "tuned" }
     run { max_steps: 20 micro_batch: 4 grad_accum: 2 seed: 0 save_every: 5 eval_every: 10 })");
 }
 

@@ -36,14 +36,17 @@ constexpr char kJob[] = R"(
              update_time { seconds: 1700000001 } }
   latest_step { step: 7 loss: 2.5 lr: 0.0002 grad_norm: 0.75 tokens: 1024 trainable_tokens: 1000 tokens_per_s: 500
                 step_ms: 2048 kernel_launches: 321 peak_memory_bytes: 734003200
-                launches { kernel: "torch:aten::mm" phase: "train" count: 300 } launches { kernel: "matmul_nf4" phase: "train" count: 21 } }
+                launches { kernel: "torch:aten::mm" phase: "train" count: 300 }
+                launches { kernel: "matmul_nf4" phase: "train" count: 21 } }
   latest_eval { eval_loss: 3.25 tokens: 4096 subject: EVAL_SUBJECT_TRAINED duration_ms: 12 best: true }
   create_time { seconds: 1700000000 } start_time { seconds: 1700000000 nanos: 500000000 })";
 
 constexpr char kGenerated[] = R"(
   start { request_id: "r-1" model_version: "smol" weights_digest: "ab12" prompt_tokens: 5 queue_ms: 0.5 }
-  outputs { text: "Paris \342\230\203" token_ids: 8 token_ids: 0 logprobs { token_id: 8 logprob: -0.25 token: "Paris" top { token_id: 8 logprob: -0.25 token: "Paris" } }
-            logprobs { token_id: 0 logprob: -1.5 token: "\342\230" top { token_id: 3 logprob: -0.5 } } finish { reason: FINISH_REASON_EOS } }
+  outputs { text: "Paris \342\230\203" token_ids: 8 token_ids: 0
+            logprobs { token_id: 8 logprob: -0.25 token: "Paris" top { token_id: 8 logprob: -0.25 token: "Paris" } }
+            logprobs { token_id: 0 logprob: -1.5 token: "\342\230" top { token_id: 3 logprob: -0.5 } }
+            finish { reason: FINISH_REASON_EOS } }
   usage { prompt_tokens: 5 completion_tokens: 2 ttft_ms: 20.5 prefill_ms: 18.25 kernel_launches: 1234567890123 })";
 
 void FillModels(FakeServer& server) {
@@ -61,7 +64,8 @@ void FillModels(FakeServer& server) {
   };
   server.delete_model.Answers({});
   const std::string residents = std::string("model {") + kModel + R"(}
-    residents { models { name: "smol-q" format: MODEL_FORMAT_INT8 digest: "ab12" device { kind: DEVICE_KIND_CPU } bytes: 135 }
+    residents { models { name: "smol-q" format: MODEL_FORMAT_INT8 digest: "ab12" device { kind: DEVICE_KIND_CPU }
+                         bytes: 135 }
                 weights_bytes: 135 })";
   server.load_model.Answers(Done<v1::LoadModelResponse>(residents));
   server.unload_model.Answers(Proto<v1::UnloadModelResponse>(residents));
@@ -107,7 +111,8 @@ void FillJobs(FakeServer& server) {
       Proto<v1::Job>("name: 'job-1' state: JOB_STATE_CANCELLING error { code: 1 message: 'cancelled by the user' }"));
   server.delete_job.Answers({});
   server.list_checkpoints.Answers(Proto<v1::ListCheckpointsResponse>(R"(checkpoints { name: "job-1/5" step: 5
-    metrics { key: "loss" value: 2.5 } resumable: true digest: "aa" bytes: 42 create_time { seconds: 1700000000 } attempt: 1 })"));
+    metrics { key: "loss" value: 2.5 } resumable: true digest: "aa" bytes: 42 create_time { seconds: 1700000000 }
+    attempt: 1 })"));
   server.watch_job.answer = [](const auto&, const std::function<bool(const v1::JobEvent&)>& write) {
     const std::string time = " time { seconds: 1700000000 nanos: 250000000 } severity: SEVERITY_INFO ";
     const std::vector<std::string> events = {
@@ -145,7 +150,7 @@ void FillInference(FakeServer& server) {
   server.chat.Answers(Proto<v1::GenerateResponse>(kGenerated));
   server.generate_stream.Answers(
       {Proto<v1::GenerateReply>(
-           R"(start { request_id: "r-1" model_version: "smol" weights_digest: "ab12" prompt_tokens: 5 queue_ms: 0.5 })"),
+           "start { request_id: 'r-1' model_version: 'smol' weights_digest: 'ab12' prompt_tokens: 5 queue_ms: 0.5 }"),
        Proto<v1::GenerateReply>(R"(delta { token_ids: 8
     logprobs { token_id: 8 logprob: -0.25 token: "Paris" top { token_id: 8 logprob: -0.25 token: "Paris" } } })"),
        Proto<v1::GenerateReply>(R"(delta { text: "Paris \342\230\203" token_ids: 0
@@ -155,7 +160,8 @@ void FillInference(FakeServer& server) {
     kernel_launches: 1234567890123 })")});
   server.score.Answers(
       {Proto<v1::ScoreReply>(R"(tokens { tokens { token_id: 5 token: "a" } })"), Proto<v1::ScoreReply>(R"(tokens {
-    first_position: 1 tokens { token_id: 0 logprob: -0.5 token: "\377" top { token_id: 9 logprob: -0.25 token: "b" } } })"),
+    first_position: 1
+    tokens { token_id: 0 logprob: -0.5 token: "\377" top { token_id: 9 logprob: -0.25 token: "b" } } })"),
        Proto<v1::ScoreReply>(R"(finish { mean_loss: 0.5 perplexity: 1.6484375 usage { prompt_tokens: 2 }
     weights_digest: "ab12" })")});
   server.tokenize.Answers(Proto<v1::TokenizeResponse>("token_ids: 5 token_ids: 0 tokens: 'a' tokens: '\\304\\240b'"));
@@ -164,7 +170,8 @@ void FillInference(FakeServer& server) {
 void FillServer(FakeServer& server) {
   server.server_info.Answers(Proto<v1::ServerInfo>(R"(version: "0.1.0" start_time { seconds: 1700000000 }
     devices { device { kind: DEVICE_KIND_CPU } name: "cpu" isa: "avx512" memory_total_bytes: 8589934592 }
-    threads: 2 runner: "kubernetes" kubernetes_namespace: "ml" job_methods: "qlora" serve_formats: "int8" limits { max_message_bytes: 4194304 })"));
+    threads: 2 runner: "kubernetes" kubernetes_namespace: "ml" job_methods: "qlora" serve_formats: "int8"
+    limits { max_message_bytes: 4194304 })"));
   server.server_load.Answers(Proto<v1::ServerLoad>("time { seconds: 1700000000 } rss_bytes: 123456789012 ready: true"));
 }
 
@@ -244,7 +251,7 @@ TEST(JsonTest, CommandsPrintTheDocumentedKeys) {
   FAIL() << "the transcript differs from golden/json.txt; the new one is in " << path;
 }
 
-// OptionsOf...: the requests that the commands send.
+// The tests OptionsOf... check the requests that the commands send.
 TEST(JsonTest, OptionsOfModelCommandsArriveInTheRequests) {
   FakeServer server;
   Fill(server);

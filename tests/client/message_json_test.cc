@@ -15,9 +15,11 @@ using cli::ToJson;
 
 constexpr char kSpec[] =
     R"(base_model: "b" qlora { r: 8 dropout: 0.5 target_modules: "q_proj" target_modules: "v_proj" }
-  device { kind: DEVICE_KIND_CUDA ordinal: 0 } train_dataset: "d" data { format: DATASET_FORMAT_CHAT field_map { key: "a" value: "b" } }
+  device { kind: DEVICE_KIND_CUDA ordinal: 0 } train_dataset: "d"
+  data { format: DATASET_FORMAT_CHAT field_map { key: "a" value: "b" } }
   optim { lr: 2e-4 schedule: LR_SCHEDULE_WSD warmup_ratio: 0.25 }
-  run { max_steps: 9223372036854775807 seed: -1 max_duration { seconds: 90 nanos: 500000000 } activation_checkpointing: false }
+  run { max_steps: 9223372036854775807 seed: -1 max_duration { seconds: 90 nanos: 500000000 }
+        activation_checkpointing: false }
   labels { key: "k" value: "v" })";
 
 TEST(MessageJsonTest, PrintsIntegersAsNumbersAndShortEnumNames) {

@@ -43,7 +43,7 @@ TEST(ProgressTest, PrintsPlainLinesWithoutATerminal) {
 TEST(ProgressTest, RedrawsOneLineOnATerminal) {
   std::istringstream in;
   std::ostringstream out, err;
-  Terminal terminal{in, out, err, false, false, true};
+  Terminal terminal{.in = in, .out = out, .err = err, .err_is_tty = true};
   {
     Progress progress(terminal);
     for (int i = 0; i <= 1000; ++i) progress.Update("upload", i, 1000);

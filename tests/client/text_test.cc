@@ -33,7 +33,8 @@ TEST(TextTest, LogprobsAreATableWithTokenTextsAndAlternatives) {
   FakeServer server;
   const auto answer = [](const auto&, const ReplyWrite& write) {
     v1::GenerateReply delta = Proto<v1::GenerateReply>(R"(delta { text: "Paris \303\244" token_ids: [7, 8, 9]
-      logprobs { token_id: 7 logprob: -0.25 token: "Paris" top { token_id: 7 logprob: -0.25 token: "Paris" } top { token_id: 3 logprob: -1.5 token: " \n" } }
+      logprobs { token_id: 7 logprob: -0.25 token: "Paris" top { token_id: 7 logprob: -0.25 token: "Paris" }
+                 top { token_id: 3 logprob: -1.5 token: " \n" } }
       logprobs { token_id: 8 logprob: -2 token: " \303" }
       logprobs { token_id: 9 logprob: -0.5 token: "\244" } })");
     std::vector<v1::GenerateReply> replies = Replies({"x"});

@@ -96,10 +96,7 @@ TEST(UploadDatasetTest, SendsNothingUntilTheServerSaysWhatHasArrived) {
   ASSERT_EQ(server.lost.size(), 1u);
   ASSERT_EQ(server.uploads.size(), 1u);
   EXPECT_EQ(server.uploads[0].offset, 4);
-  EXPECT_EQ(server.uploads[0].bytes, std::string(R"({"a":1})"
-                                                 "\n")
-                                         .substr(4))
-      << "the bytes after those that have arrived";
+  EXPECT_EQ(server.uploads[0].bytes, ":1}\n") << "the bytes after those that have arrived";
 }
 
 // The server says how many bytes have arrived; the client may have to resume in the middle of a chunk. docs/faults.md,

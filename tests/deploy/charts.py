@@ -1,4 +1,4 @@
-"""What the tests of the chart share: cached renderings of the chart, the pods in them, the commands of `helm test`, and
+"""Shared by the tests of the chart: cached renderings of the chart, the pods in them, the commands of `helm test`, and
 the schemas for kubeconform."""
 import functools
 import importlib.util
@@ -108,7 +108,7 @@ def strict(schema):
 
 
 def write_operator_schemas(folder, target):
-    """The same for the custom resources that the chart creates, from the definitions of their operators."""
+    """Writes the schemas of the custom resources that the chart creates, from the definitions of their operators."""
     for path in sorted([*folder.glob("monitoring.coreos.com_*.yaml"), *folder.glob("kueue.x-k8s.io_*.yaml")]):
         definition = yaml.safe_load(path.read_text())
         group = definition["spec"]["group"].split(".")[0]

@@ -62,7 +62,8 @@ def pytest_runtest_call(item):
 def pytest_terminal_summary(terminalreporter):
     if k1:
         wall, tools = map(sum, zip(*k1))
-        terminalreporter.write_line(f"K1: {len(k1)} tests in {wall:.1f} s; {tools:.1f} s of processor time, wanted less than {K1_SECONDS} s")
+        terminalreporter.write_line(f"K1: {len(k1)} tests in {wall:.1f} s; {tools:.1f} s of processor time, "
+                                    f"wanted less than {K1_SECONDS} s")
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,8 @@ docker. Needs root and a Debian mirror.
 
   image_root.py STAGE --work DIR                      runs STAGE and all stages that it needs, including the build (half
                                                       an hour)
-  image_root.py STAGE --work DIR --build-tree TREE    of the build stage, runs only the step cmake --install, on an
-                                                      existing build; runs the other stages unchanged
+  image_root.py STAGE --work DIR --build-tree TREE    runs the same stages, but of the build stage only the step
+                                                      cmake --install, on an existing build
 
 Leaves the root of the image in DIR/STAGE."""
 import argparse
@@ -66,6 +66,7 @@ def cache_mount(text, work):
 def run_in(root, text, environment, directory, work):
     """Runs the text of a RUN step as root in `root`, with /proc and /dev mounted in a separate namespace."""
     cache, target, command = cache_mount(text, work)
+    # $1: root, $2: directory, $3: command, $4: folder of the cache or "", $5: its place in the root, $6 ...: environment
     script = ('mount --make-rprivate / && mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev" && '
               'if [[ -n $4 ]]; then mkdir -p "$1$5" && mount --bind "$4" "$1$5"; fi && '
               'exec chroot "$1" /usr/bin/env -i "${@:6}" /bin/sh -c "cd $2 && $3"')

@@ -20,7 +20,8 @@ BAD = [
     ("limits.maxQueuedJobs", "1000"), ("service.annotations", {"a": 1}), ("extraVolumes", {}),
     # out of range
     ("replicaCount", -1), ("server.threads", -1), ("server.drainSeconds", 36000), ("limits.maxReceiveBytes", 0),
-    ("limits.trainMemoryBytes", -1), ("limits.serveMemoryBytes", "4Gi"), ("limits.maxRunningJobs", 65), ("limits.maxRunningRequests", 0), ("service.grpcPort", 80), ("service.httpPort", 70000),
+    ("limits.trainMemoryBytes", -1), ("limits.serveMemoryBytes", "4Gi"), ("limits.maxRunningJobs", 65), ("limits.maxRunningRequests", 0),
+    ("service.grpcPort", 80), ("service.httpPort", 70000),
     ("gpu.count", -1), ("probes.startup.failureThreshold", 0), ("podDisruptionBudget.maxUnavailable", 0),
     # wrong forms
     ("image.tag", "latest"), ("image.digest", "sha256:short"), ("image.pullPolicy", "Sometimes"), ("image.repository", "Nibble Server"),
@@ -28,16 +29,17 @@ BAD = [
     ("server.device", "gpu0"), ("server.device", "cuda:0"),
     ("server.importRoot", "relative"), ("server.extraArgs.0", "threads 4"), ("service.type", "ExternalName"),
     ("tls.existingSecret", ""), ("auth.existingSecret", ""), ("tls.certKey", "../../etc/passwd"), ("auth.key", "a/b"),
-    ("persistence.size", "50GB"), ("persistence.size", 50), ("persistence.accessMode", "ReadOnlyMany"), ("persistence.database.size", "5GB"),
-    ("persistence.storageClass", "Fast SSD"),
+    ("persistence.size", "50GB"), ("persistence.size", 50), ("persistence.accessMode", "ReadOnlyMany"),
+    ("persistence.database.size", "5GB"), ("persistence.storageClass", "Fast SSD"),
     ("training.mode", "kubernetes"), ("training.images.cpu.tag", "latest"), ("training.images.cuda.digest", "sha256:short"),
     ("training.images.cpu.repository", ""), ("training.devices.0", "tpu"), ("training.devices", []), ("training.memory", "8GB"),
     ("training.ephemeralStorage", 1), ("training.gpu.resourceName", "nvidia"), ("training.gpu.count", 0), ("training.queue", "Team A"),
     ("training.queuePriorityClass", "High"), ("training.priorityClassName", "a b"), ("training.runtimeClassName", "g/visor"),
     ("training.terminationGracePeriodSeconds", 5), ("training.ttlSecondsAfterFinished", 0), ("training.tolerations.0.operator", "In"),
     ("training.kueue.enabled", True), ("training.kueue.quota.memory", "lots"), ("training.kueue.quota.gpus", "1"),
-    ("training.nodeSelector", []), ("training.affinity.nodes", {}), ("training.podAnnotations", {"a": 1}), ("limits.pauseGraceS", 0), ("networkPolicy.apiServer.cidrs.0", "everywhere"),
-    ("networkPolicy.apiServer.port", 0), ("networkPolicy.apiServer.cidr", "10.0.0.1/32"), ("rbac.trainerJobs", True), ("training.image", {}),
+    ("training.nodeSelector", []), ("training.affinity.nodes", {}), ("training.podAnnotations", {"a": 1}), ("training.image", {}),
+    ("limits.pauseGraceS", 0), ("networkPolicy.apiServer.cidrs.0", "everywhere"), ("networkPolicy.apiServer.port", 0),
+    ("networkPolicy.apiServer.cidr", "10.0.0.1/32"), ("rbac.trainerJobs", True),
     ("resources.limits.memory", "8 GB"), ("resources.requests.cpu", "two"), ("gpu.resourceName", "nvidia"),
     ("shmSize", "-1"), ("tmpSize", "64"), ("extraVolumeMounts.0.mountPath", "imports"),
     ("networkPolicy.grpc.from.0.ipBlock.cidr", "everywhere"),
@@ -102,14 +104,16 @@ TOGETHER = [
     ({"persistence": {"accessMode": "ReadWriteMany"}}, "persistence.accessMode"),
     (jobs(persistence={"database": {"existingClaim": "db"}}), "persistence.database"),
     (jobs(persistence={"database": {"storageClass": "fast"}}), "persistence.database"),
-    (jobs(persistence={"accessMode": "ReadWriteMany", "database": {"existingClaim": "db", "storageClass": "fast"}}), "persistence.database.storageClass"),
+    (jobs(persistence={"accessMode": "ReadWriteMany", "database": {"existingClaim": "db", "storageClass": "fast"}}),
+     "persistence.database.storageClass"),
     ({**jobs(persistence={"accessMode": "ReadWriteMany"}), **mount("/var/lib/nibble-database/x")}, "extraVolumeMounts[0].mountPath"),
     (jobs({"devices": ["cpu", "cuda"]}), "training.images.cuda.repository"),
     (jobs({"terminationGracePeriodSeconds": 69}), "training.terminationGracePeriodSeconds"),
     (jobs(limits={"pauseGraceS": 120}), "training.terminationGracePeriodSeconds"),
     (jobs({"queuePriorityClass": "urgent"}), "training.queuePriorityClass"),
     (jobs({"kueue": {"create": True}}), "training.queue"),
-    (jobs({"kueue": {"create": True}, "queue": "team", "devices": ["cuda"], "images": {"cuda": {"repository": "t"}}}), "training.kueue.quota.gpus"),
+    (jobs({"kueue": {"create": True}, "queue": "team", "devices": ["cuda"], "images": {"cuda": {"repository": "t"}}}),
+     "training.kueue.quota.gpus"),
     (jobs(networkPolicy={"apiServer": {"port": 443}}), "networkPolicy.apiServer.cidrs"),
     (jobs(service={"reportPort": 50051}), "service.reportPort"),
     (jobs(service={"reportPort": 9464}), "service.reportPort"),
@@ -129,8 +133,8 @@ TOGETHER = [
     ({"server": {"extraArgs": ["--max_queued_jobs=5"]}}, "server.extraArgs[0]"),
     ({"server": {"extraArgs": ["--serve_memory_bytes=5"]}}, "server.extraArgs[0]"),
     # The container's memory limit is 8 GiB by default. Trainers or models whose limit is unset would plan with all of
-    # that. In the last two cases, both limits together leave nothing for the server itself; the very last sets the
-    # container's limit, in other units.
+    # that. In the fourth and the fifth of these cases, both limits together leave nothing for the server itself; the
+    # fifth also sets the container's limit, in other units.
     ({"training": {"mode": "inPod"}}, "limits.trainMemoryBytes"),
     ({"training": {"mode": "inPod"}, "limits": {"serveMemoryBytes": 1 << 30}}, "limits.trainMemoryBytes"),
     ({"training": {"mode": "inPod"}, "limits": {"trainMemoryBytes": 1 << 30}}, "limits.serveMemoryBytes"),
@@ -150,13 +154,16 @@ TOGETHER = [
 # Values that an earlier version of the chart accepted and that work. Some name paths that may be missing, which the
 # chart cannot check.
 WORKING = [
-    *({"server": {"importRoot": root}} for root in ("/imports", "/opt/models", "/var/lib/nibble/import", "/var/lib/nibbles", "/usr/share/models")),
+    *({"server": {"importRoot": root}}
+      for root in ("/imports", "/opt/models", "/var/lib/nibble/import", "/var/lib/nibbles", "/usr/share/models")),
     {"server": {"importRoot": "/data/imports"}, **mount("/data/")},
     {"server": {"importRoot": "/var/lib/nibble/import"}, **mount("/var/lib/nibble/import")},
-    *(mount(path) for path in ("/tmp/x", "/dev/shm/x", "/etc/nibble/more", "/etc/nibble/client-ca", "/etc/ssl", "/usr/share/models", "/libx")),
+    *(mount(path)
+      for path in ("/tmp/x", "/dev/shm/x", "/etc/nibble/more", "/etc/nibble/client-ca", "/etc/ssl", "/usr/share/models", "/libx")),
     {"extraVolumes": [{"name": "client-ca", "emptyDir": {}}], "extraVolumeMounts": [{"name": "client-ca", "mountPath": "/ca"}]},
     {"extraVolumeMounts": [{"name": "client-ca", "mountPath": "/ca"}], "tls": {"clientCA": {"existingSecret": "ca"}}},
-    jobs(), {"service": {"reportPort": 50051}}, jobs(networkPolicy={"enabled": False}), jobs({"terminationGracePeriodSeconds": 70}), mount("/etc/nibble/trainer"),
+    jobs(), {"service": {"reportPort": 50051}}, jobs(networkPolicy={"enabled": False}), jobs({"terminationGracePeriodSeconds": 70}),
+    mount("/etc/nibble/trainer"),
     jobs(persistence={"accessMode": "ReadWriteMany", "database": {"existingClaim": "db"}}), mount("/var/lib/nibble-database"),
     # The access mode does not matter for another claim.
     jobs(persistence={"existingClaim": "mine", "accessMode": "ReadWriteOncePod"}),

@@ -99,7 +99,8 @@ def test_commands_of_the_test_pod_pass_only_with_a_server(helm, tmp_path):
     server = e2e.Server(tmp_path / "state", "--tls_cert", certificate, "--tls_key", key, "--token_file", tmp_path / "tokens")
     commands = charts.helm_test_commands(helm, {"/etc/nibble/tls/ca.crt": str(authority.certificate),
                                                "/etc/nibble/token/token": str(tmp_path / "token")})
-    assert {name: arguments[-2:] for name, arguments in commands.items()} == {"health": ["health", "--grpc"], "models-list": ["models", "list"]}
+    assert {name: arguments[-2:] for name, arguments in commands.items()} == {"health": ["health", "--grpc"],
+                                                                              "models-list": ["models", "list"]}
     server.start()
     try:
         for arguments in commands.values():

@@ -101,6 +101,7 @@ def mixed_run(prometheus, server, model_directory, text_file):
     meet_one_that_waits(prometheus, server)
     server.run("score", "tuned-int8-0", "--text", "He counted the boats.")
     assert server.run("models", "get", "nothing", check=False).returncode != 0
+    # A caller without a token; client_flags[1] is the certificate of the authority.
     unknown = grpc.secure_channel(server.grpc, grpc.ssl_channel_credentials(pathlib.Path(server.client_flags[1]).read_bytes()))
     for _ in range(2):
         with pytest.raises(grpc.RpcError) as refused:

@@ -14,7 +14,8 @@ from fake_cluster import JOBS, Cluster
 from soon import soon
 from trainer_job import JOB
 
-every_jobs_case = pytest.mark.parametrize("case", [CHART / "ci/jobs.yaml", CHART / "ci/queue.yaml", CHART / "ci/shared.yaml"], ids=charts.case_name)
+every_jobs_case = pytest.mark.parametrize("case", [CHART / f"ci/{name}.yaml" for name in ("jobs", "queue", "shared")],
+                                          ids=charts.case_name)
 
 
 def trainer_jobs(documents, queue=""):
@@ -87,7 +88,8 @@ def test_trainers_keep_what_the_chart_sets(helm, case):
         assert job["spec"]["ttlSecondsAfterFinished"] == template["spec"]["ttlSecondsAfterFinished"]
         # The same path, of the same claim, in the server and in the trainer.
         assert state[0] in container["volumeMounts"]
-        assert [volume for volume in pod["volumes"] if volume["name"] == "state"] == [volume for volume in server["volumes"] if volume["name"] == "state"]
+        assert [volume for volume in pod["volumes"] if volume["name"] == "state"] == \
+            [volume for volume in server["volumes"] if volume["name"] == "state"]
 
 
 def test_a_shared_claim_frees_trainers_from_the_servers_node(helm):
@@ -96,9 +98,12 @@ def test_a_shared_claim_frees_trainers_from_the_servers_node(helm):
     for case, free in [("jobs", False), ("shared", True)]:
         documents = charts.render(helm, CHART / f"ci/{case}.yaml")
         (server,) = [spec for name, _, spec in charts.pods(documents) if name.startswith("Deployment/")]
-        claims = {volume["name"]: volume["persistentVolumeClaim"]["claimName"] for volume in server["volumes"] if "persistentVolumeClaim" in volume}
-        modes = {document["metadata"]["name"]: document["spec"]["accessModes"] for document in documents if document["kind"] == "PersistentVolumeClaim"}
-        assert modes == ({claims["state"]: ["ReadWriteMany"], claims["database"]: ["ReadWriteOnce"]} if free else {claims["state"]: ["ReadWriteOnce"]})
+        claims = {volume["name"]: volume["persistentVolumeClaim"]["claimName"] for volume in server["volumes"]
+                  if "persistentVolumeClaim" in volume}
+        modes = {document["metadata"]["name"]: document["spec"]["accessModes"] for document in documents
+                 if document["kind"] == "PersistentVolumeClaim"}
+        assert modes == ({claims["state"]: ["ReadWriteMany"], claims["database"]: ["ReadWriteOnce"]} if free
+                         else {claims["state"]: ["ReadWriteOnce"]})
         assert ("--database_dir=/var/lib/nibble-database" in server["containers"][0]["args"]) == free
         assert ({"name": "database", "mountPath": "/var/lib/nibble-database"} in server["containers"][0]["volumeMounts"]) == free
         (template,) = trainer_job.templates(documents).values()
@@ -173,7 +178,8 @@ def test_trainer_job_fits_the_trainer():
 
 
 def test_trainers_run_on_the_node_of_their_server(helm):
-    """They require its node. The server only prefers theirs: the trainers of a lost node do not go away."""
+    """The trainers require the server's node. The server only prefers the node of its trainers: the pods of a lost node
+    remain, so a requirement would tie the server to that node."""
     documents = charts.render(helm, CHART / "ci/queue.yaml")
     found = {name.split("/")[0]: (metadata["labels"], spec["affinity"]) for name, metadata, spec in charts.pods(documents)}
     (server, preference), (trainer, requirement) = found["Deployment"], found["Template"]

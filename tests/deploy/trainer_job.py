@@ -26,7 +26,7 @@ HEADER = """\
 # release is "nibble" with training.mode jobs and otherwise the chart's defaults. This file is for readers only: nibbled
 # creates and deletes the Jobs. tests/deploy/trainer_job.py makes it from the chart's template; do not edit it.
 """
-# Of FailurePolicy in server/jobs/kubernetes_job.cc.
+# Repeats FailurePolicy of server/jobs/kubernetes_job.cc.
 FAILURE_POLICY = {"rules": [
     {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     {"action": "FailJob", "onExitCodes": {"containerName": "trainer", "operator": "NotIn", "values": [0]}},
@@ -86,8 +86,10 @@ def example_text(helm):
 
 
 def main():
-    helm = ROOT / "build/deps/tools/bin/helm"
-    helm = str(helm) if os.access(helm, os.X_OK) else shutil.which("helm") or sys.exit("helm: missing; install it with deploy/setup.sh --full")
+    own = ROOT / "build/deps/tools/bin/helm"
+    helm = str(own) if os.access(own, os.X_OK) else shutil.which("helm")
+    if helm is None:
+        sys.exit("helm: missing; install it with deploy/setup.sh --full")
     if "--check" in sys.argv[1:]:
         sys.exit(0 if JOB.read_text() == example_text(helm) else f"{JOB} does not match the chart: run tests/deploy/trainer_job.py")
     JOB.write_text(example_text(helm))

@@ -68,8 +68,8 @@ class Server:
         return [entry for entry in entries if entry["message"] == message]
 
     def run(self, *arguments, check=True, timeout=300):
-        result = subprocess.run([BIN / "nibble", "--server", self.grpc, *map(str, [*self.client_flags, *arguments])], env={}, capture_output=True,
-                                text=True, timeout=timeout)
+        result = subprocess.run([BIN / "nibble", "--server", self.grpc, *map(str, [*self.client_flags, *arguments])], env={},
+                                capture_output=True, text=True, timeout=timeout)
         if check:
             assert result.returncode == 0, f"nibble {arguments}: exit {result.returncode}: {result.stderr}"
         return result

@@ -83,7 +83,8 @@ class Connection:
                 elif kind == SETTINGS and not flags & 1:
                     for i in range(0, len(payload), 6):
                         key, value = struct.unpack(">HI", payload[i:i + 6])
-                        windows[stream] += value - 65535 if key == INITIAL_WINDOW_SIZE else 0
+                        if key == INITIAL_WINDOW_SIZE:
+                            windows[stream] += value - 65535
                     self.send(frame(SETTINGS, 1, 0, b""))
                 elif kind == PING and not flags & 1:
                     self.send(frame(PING, 1, 0, payload))

@@ -4,7 +4,6 @@ import os
 import sqlite3
 import time
 
-
 from wire import Api
 from soon import soon
 
@@ -41,7 +40,7 @@ def open_database(server):
 def add_jobs(database, job, prefix, count, **columns):
     """Copies the job to prefix-00000001 ..., with these columns changed (SQL expressions; `i` runs from 1 to count)."""
     columns = {"id": f"printf('{prefix}-%08d', i)", "spec": f"json_set(spec, '$.output_model', printf('{prefix}-%08d', i))",
-               "priority": "priority", "last_sequence": "1", **columns}
+               "last_sequence": "1", **columns}
     names = [row[1] for row in database.execute("PRAGMA table_info(jobs)") if row[1] != "number"]
     values = [columns.get(name, name) for name in names]
     database.execute(f"INSERT INTO jobs ({', '.join(names)}) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
@@ -52,7 +51,8 @@ def add_queue(database, job, count):
     """Adds jobs that wait in the queue for a long backoff."""
     add_jobs(database, job, "queued", count, state="'QUEUED'", error="''", ended_us="0", started_us="0", attempt="0")
     now = int(time.time() * 1e6)
-    body = json.dumps({"sequence": 1, "time": "2026-01-01T00:00:00Z", "type": "state", "attempt": 0, "state": "QUEUED", "retry_in_s": BACKOFF_S})
+    body = json.dumps({"sequence": 1, "time": "2026-01-01T00:00:00Z", "type": "state", "attempt": 0, "state": "QUEUED",
+                       "retry_in_s": BACKOFF_S})
     database.execute("INSERT INTO events (job_id, sequence, attempt, attempt_sequence, type, time_us, body) "
                      "SELECT id, 1, 0, NULL, 'state', ?, ? FROM jobs WHERE state = 'QUEUED'", (now, body))
 
@@ -73,8 +73,9 @@ def add_label(database, ids, key, value, every=1):
 
 def add_steps(database, where, count):
     """Adds `count` step events, from sequence 2, to each job that meets the SQL condition `where`."""
-    body = ("json_object('sequence', i + 1, 'time', '2026-01-01T00:00:00Z', 'type', 'step', 'attempt', 1, 'step', i, 'max_steps', 1000, 'loss', "
-            "2.5, 'lr', 0.0002, 'grad_norm', 1.5, 'tokens', 1024, 'tokens_per_s', 512.5, 'step_ms', 1998, 'peak_memory_bytes', 1234567890)")
+    body = ("json_object('sequence', i + 1, 'time', '2026-01-01T00:00:00Z', 'type', 'step', 'attempt', 1, 'step', i, 'max_steps', 1000, "
+            "'loss', 2.5, 'lr', 0.0002, 'grad_norm', 1.5, 'tokens', 1024, 'tokens_per_s', 512.5, 'step_ms', 1998, "
+            "'peak_memory_bytes', 1234567890)")
     database.execute("INSERT INTO events (job_id, sequence, attempt, attempt_sequence, type, time_us, body) "
                      "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
                      f"SELECT id, i + 1, 1, i, 'step', 1767225600000000 + i, {body} FROM jobs, n WHERE {where}", (count,))

@@ -22,8 +22,8 @@ class Authority:
         """Returns (certificate, key). `names` has the form "DNS:localhost,IP:127.0.0.1"."""
         base = self.folder / name
         certificate, key, request = (base.with_suffix(end) for end in (".crt", ".key", ".csr"))
-        openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", f"/CN={name}", "-keyout", key, "-out",
-                request)
+        openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", f"/CN={name}", "-keyout", key,
+                "-out", request)
         self.issued += 1
         work = self.folder / f"issue{self.issued}"
         work.mkdir()

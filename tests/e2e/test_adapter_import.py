@@ -198,7 +198,8 @@ def test_other_formats_are_not_exported_as_compressed_tensors(portable, tmp_path
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("saved", [{}, {"modules_to_save": ["embed_tokens", "norm"], "ensure_weight_tying": True}], ids=["linears", "saved"])
+@pytest.mark.parametrize("saved", [{}, {"modules_to_save": ["embed_tokens", "norm"], "ensure_weight_tying": True}],
+                         ids=["linears", "saved"])
 def test_adapter_made_by_peft_has_the_logprobs_of_peft(shared, tmp_path, saved):
     """A random rsLoRA adapter saved by PEFT, alone or with copies of the embedding, which is the head too, and of all norms:
     the remaining difference comes from our rounding to bf16 before each linear."""

@@ -32,8 +32,8 @@ def server(tmp_path_factory, model_directory, text_file):
 def job(server, path, method, base, output, *more, options=None, check=True):
     path = path / f"{output}.json"
     path.write_text(json.dumps({method: {"r": RANK, "alpha": ALPHA, "compute_dtype": "COMPUTE_DTYPE_F32", **(options or {})}}))
-    return server.run("--json", "jobs", "create", "--spec", path, "--base", base, "--dataset", "text", "--output", output, "--max-steps", STEPS,
-                      "--micro-batch", "2", "--seq-len", "96", "--lr", "1e-3", *more, "--watch", check=check)
+    return server.run("--json", "jobs", "create", "--spec", path, "--base", base, "--dataset", "text", "--output", output,
+                      "--max-steps", STEPS, "--micro-batch", "2", "--seq-len", "96", "--lr", "1e-3", *more, "--watch", check=check)
 
 
 def losses(result):
@@ -42,7 +42,7 @@ def losses(result):
 
 @pytest.fixture(scope="module")
 def first_loss(server, tmp_path_factory):
-    """Of a job whose adapter begins with zero."""
+    """The first loss of a job whose adapter begins with zero."""
     return losses(job(server, tmp_path_factory.mktemp("plain"), "lora", "source", "plain"))[0]
 
 
@@ -66,8 +66,8 @@ def test_answer_names_both_models(server, started):
 
 
 def test_base_and_adapter_are_the_source(server, started):
-    """With the error that the report gives for every weight. That of NF4 alone is more than 1.03 times as large, the bound of
-    PEFT's own test (tests/test_gpu_examples.py)."""
+    """Base plus adapter differ from the source by the error that the report gives for every weight. The error of NF4
+    alone is more than 1.03 times as large, the bound of PEFT's own test (tests/test_gpu_examples.py)."""
     name = started["name"]
     directory = server.state / "models" / name
     source = load_file(server.state / "models/source/model.safetensors")
@@ -147,7 +147,8 @@ LOFTQ = ["--adapter-init", "loftq", "--adapter-name", "adapter"]
     (["--to", "int8", *PISSA], "target: wanted NF4, BF16 or F32"),
     (["--to", "ternary", *PISSA], "target: wanted NF4, BF16 or F32"),
     (["--to", "bf16", *PISSA, "--nf4-block", "32"], "nf4_block"),
-    (["--to", "nf4", *PISSA, "--rank", "33"], "adapter_init.r: gives model.layers.0.self_attn.k_proj.weight [32, 64] the rank 33, wanted at most 32"),
+    (["--to", "nf4", *PISSA, "--rank", "33"],
+     "adapter_init.r: gives model.layers.0.self_attn.k_proj.weight [32, 64] the rank 33, wanted at most 32"),
     (["--to", "nf4", *PISSA, "--alpha", "0"], "adapter_init.alpha"),
     (["--to", "nf4", *PISSA, "--target", "q_proj,head"], "adapter_init.target_modules"),
     (["--to", "nf4", *PISSA, "--target-pattern", "nothing"], "adapter_init.target_pattern"),

@@ -146,7 +146,7 @@ def test_pissa_matches_peft(server, tmp_path, alpha, rslora):
         module = "base_model.model." + key.removesuffix(".weight")
         a, b = (theirs[f"{module}.lora_{letter}.default.weight"].numpy() for letter in "AB")
         ours_a, ours_b = (adapter[f"{module}.lora_{letter}.weight"] for letter in "AB")
-        # Both sides round to f32: the closer the last singular value that is kept and the first that is not are, the
+        # Both sides round to f32. The smaller the gap between the last singular value that is kept and the next one, the
         # more the rounding mixes their vectors.
         values = np.linalg.svd(value.astype(np.float64), compute_uv=False)
         bound = 1e-6 * values[0] * (1 + values[RANK - 1] / (values[RANK - 1] - values[RANK]))

@@ -22,7 +22,7 @@ from test_peft import STEPS, TEXTS, agree, reference, train, transformers_model 
 TARGETS = r".*\.layers\.[02]\.(self_attn\.(q|v)_proj|mlp\.(?:up|down)_proj)"
 RANKS = {"rank_pattern": {"layers.2.self_attn.q_proj": 2, "(up|down)_proj": 8},
          "alpha_pattern": {"down_proj": 40, r"^model.*0\.self_attn.v_proj": 2}}
-SAVED = ["norm", "embed_tokens", "lm_head"]  # all norms
+SAVED = ["norm", "embed_tokens", "lm_head"]  # "norm" names all norms
 # The options of Nibble, the same ones of PEFT, and a change that must change the losses.
 OPTIONS = {
     "patterns": ({"target_pattern": TARGETS, **RANKS}, {"target_modules": TARGETS, **RANKS},
@@ -35,7 +35,7 @@ OPTIONS = {
     "blocks_of_4096": ({}, {}, {"alpha": 16}),
     "rslora": ({"use_rslora": True}, {"use_rslora": True}, {"use_rslora": False}),
     "names": ({"target_modules": ["down_proj", "q_proj"]}, {"target_modules": ["down_proj", "q_proj"]}, {"target_modules": ["q_proj"]}),
-    # The masks of PEFT are others, so the job without dropout is the one with its losses.
+    # PEFT draws other masks. It trains without dropout here, so only the job with the change has its losses.
     "dropout": ({"dropout": 0.2}, {}, {"dropout": 0}),
     "ranks": (RANKS, RANKS, {"rank_pattern": {**RANKS["rank_pattern"], "(up|down)_proj": 4}}),
     "saved": ({"modules_to_save": SAVED}, {"modules_to_save": SAVED}, {"modules_to_save": SAVED[:2]}),
@@ -74,7 +74,8 @@ def server(tmp_path_factory, model_directory):
     wide = small_model.write(path / "wide", intermediate_size=4608)
     with_data.run("models", "import", wide, "--name", "wide", "--dtype", "f32")
     for block, scaler_block in ((512, 64), (4096, 32)):
-        with_data.run("models", "convert", "wide", "--to", "nf4", "--name", f"base{block}", "--nf4-block", block, "--scaler-block", scaler_block)
+        with_data.run("models", "convert", "wide", "--to", "nf4", "--name", f"base{block}", "--nf4-block", block,
+                      "--scaler-block", scaler_block)
     (path / "four.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     with_data.run("datasets", "upload", path / "four.jsonl", "--name", "four")
     yield with_data
@@ -95,8 +96,8 @@ def trained(request, server, tmp_path_factory):
     losses, _, final = reference(tensors(server), ids, **theirs)
     server.run("models", "export", name, "--format", "peft", "--out", path / "peft")
     changed = train(server, path, method=method, base=base, output=f"{name}-wrong", options={**ours, **wrong})
-    return {"name": name, "base": base, "method": method, "option": option, "path": path, "tensors": tensors(server), "losses": (got, losses),
-            "wrong": changed, "final": final}
+    return {"name": name, "base": base, "method": method, "option": option, "path": path, "tensors": tensors(server),
+            "losses": (got, losses), "wrong": changed, "final": final}
 
 
 def test_losses_and_adapter_agree_with_peft(trained):
@@ -153,8 +154,10 @@ def test_checkpoint_and_export_are_the_same_model(server, trained):
         assert server.json("models", "get", f"{name}-{copy}")["digest"] == want["digest"], copy
 
 
-@pytest.mark.parametrize("options", [{}, {"use_dora": True, "lora_plus_ratio": 4}, {"dropout": 0.2, "target_modules": ["down_proj", "q_proj"]},
-                                     {"target_pattern": TARGETS, **RANKS, "use_rslora": True}], ids=["plain", "dora", "dropout", "patterns"])
+@pytest.mark.parametrize("options", [{}, {"use_dora": True, "lora_plus_ratio": 4},
+                                     {"dropout": 0.2, "target_modules": ["down_proj", "q_proj"]},
+                                     {"target_pattern": TARGETS, **RANKS, "use_rslora": True}],
+                         ids=["plain", "dora", "dropout", "patterns"])
 @pytest.mark.parametrize("activations", ["int8", "bf16"])
 def test_adapter_of_an_int8_base_goes_to_peft_and_back(server, tmp_path, activations, options):
     """PEFT applies the adapter to the base's codes times their scales, without codes of rows."""

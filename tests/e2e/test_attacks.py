@@ -38,8 +38,8 @@ def attackers(server, count, body, *token):
     """Runs `count` callers, each of which executes `body` (with `api` in scope) in a loop, with this token if there is
     one."""
     script = ATTACKER.format(body=body)
-    with subprocess.Popen([sys.executable, "-c", script, server.grpc, str(count), *token], cwd=os.path.dirname(__file__), stdout=subprocess.PIPE,
-                          text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", script, server.grpc, str(count), *token], cwd=os.path.dirname(__file__),
+                          stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "attacking\n"
             time.sleep(1)  # every caller has begun

@@ -99,7 +99,8 @@ def test_lines_in_latin_1_are_refused_as_such(shared, tmp_path):
 def test_errors_of_a_spec_file_name_the_file(shared, tmp_path):
     path = tmp_path / "spec.json"
     path.write_text('{\n "lora": {"r": 4,}\n}')
-    refused(shared, "jobs", "plan", "--spec", path, "--base", "small", "--dataset", "page", names=[f"{path}, line 2, column 18", "malformed"])
+    refused(shared, "jobs", "plan", "--spec", path, "--base", "small", "--dataset", "page",
+            names=[f"{path}, line 2, column 18", "malformed"])
     path.write_text('{"lora": {"r": 4}}')
     for command in ("plan", "create"):
         result = refused(shared, "jobs", command, "--spec", path, "--method", "qlora", "--base", "small", "--dataset", "page",

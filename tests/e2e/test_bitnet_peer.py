@@ -54,7 +54,8 @@ class BitLinear(torch.nn.Linear):
 
 def plain_model(preset, ste, scale_grad, bits, ramp=None):
     """transformers' Llama with BitLinears for its linears, or BitNet b1.58 2B-4T as transformers implements it
-    (sub-norms, relu^2); with bitnet-tips, a norm in every BitLinear and none before the blocks."""
+    (sub-norms, relu^2); with bitnet-tips, a norm in every BitLinear and none before the blocks. `ramp` is ignored: it
+    lets callers pass a whole case."""
     options = {key: value for key, value in small_model.CONFIG.items() if key not in ("architectures", "model_type", "torch_dtype")}
     options["attn_implementation"] = "rounded"  # keys and values as the cache holds them
     if preset == "bitnet-2b4t":
@@ -137,7 +138,8 @@ def spec(name, preset, ste, scale_grad, bits, ramp):
 # was trained, so its first losses show every activation that two orders of summation round to different codes. With 16
 # bits, codes are 256 times finer, and the learning rate is lower.
 CASES = [("native", "identity", False, 8, None), ("native", "round_only", False, 8, None), ("native", "round_only", True, 8, None),
-         ("bitnet-2b4t", "identity", False, 16, None), ("bitnet-2b4t", "round_only", False, 16, None), ("bitnet-tips", "identity", False, 16, None),
+         ("bitnet-2b4t", "identity", False, 16, None), ("bitnet-2b4t", "round_only", False, 16, None),
+         ("bitnet-tips", "identity", False, 16, None),
          ("native", "identity", False, 8, (0.0, 10)), ("native", "round_only", True, 8, (0.25, 8))]
 
 

@@ -120,9 +120,11 @@ def test_ramp_continues_after_a_pause(shared, tmp_path):
     """A run that is paused within the ramp has the losses and the result of a run without a pause. Only steps after the
     ramp multiply codes."""
     ramp = {"warmup_lambda": {"steps": 300}}
-    common = {"train_dataset": "page", "data": {"max_seq_len": SEQ}, "run": {"micro_batch": 2, "max_steps": 304, "save_every": 0, "seed": 5}}
+    common = {"train_dataset": "page", "data": {"max_seq_len": SEQ},
+              "run": {"micro_batch": 2, "max_steps": 304, "save_every": 0, "seed": 5}}
     calm = create(shared, tmp_path / "calm.json", ramp, publish={"output_model": "calm-ramp"}, **common)
-    (tmp_path / "paused.json").write_text(json.dumps({**json.loads((tmp_path / "calm.json").read_text()), "publish": {"output_model": "paused-ramp"}}))
+    spec = json.loads((tmp_path / "calm.json").read_text())
+    (tmp_path / "paused.json").write_text(json.dumps({**spec, "publish": {"output_model": "paused-ramp"}}))
     job = shared.json("jobs", "create", "--spec", tmp_path / "paused.json")["id"]
     wait_for_step(shared, job, 2)
     shared.run("jobs", "pause", job)
@@ -292,8 +294,8 @@ def test_a_real_model_learns_the_quickstarts_text(tmp_path):
         evals = [event["eval_loss"] for event in events if event.get("type") == "eval" and event["subject"] == "trained"]
         steps = [event for event in events if event.get("type") == "step"]
         print(f"training loss {sum(losses[:10]) / 10:.3f} (first ten) to {sum(losses[-10:]) / 10:.3f} (last ten); evaluation {evals}; "
-              f"{sorted(step['tokens_per_s'] for step in steps)[len(steps) // 2]:.0f} tokens/s, peak {steps[-1]['peak_memory_bytes'] >> 20} MiB, "
-              f"{steps[-1]['kernel_launches']} launches a step")
+              f"{sorted(step['tokens_per_s'] for step in steps)[len(steps) // 2]:.0f} tokens/s, "
+              f"peak {steps[-1]['peak_memory_bytes'] >> 20} MiB, {steps[-1]['kernel_launches']} launches a step")
         assert len(losses) == 200 and sum(losses[-10:]) < 0.8 * sum(losses[:10])
         assert evals[-1] < evals[1] < evals[0]
         server.run("models", "convert", "masters", "--to", "ternary", "--name", "ternary", timeout=1800)

@@ -95,18 +95,19 @@ def test_T2_death_while_publishing_repeats_no_step(make_server, model_directory,
     makes the served form: all later attempts resume after the last step."""
     server = prepare(make_server("--retry_backoff_scale", "0.0001", "--max_retries", 1000), model_directory, text_file)
     steps, save_every = 7, 3
-    create = ["jobs", "create", "--method", method, "--base", "small", "--dataset", "page", "--eval-dataset", "page", "--max-steps", steps,
-              "--save-every", save_every, *SETTINGS[method]]
-    calm = server.json(*create, "--output", "calm")["id"]
+    command = ["jobs", "create", "--method", method, "--base", "small", "--dataset", "page", "--eval-dataset", "page", "--max-steps", steps,
+               "--save-every", save_every, *SETTINGS[method]]
+    calm = server.json(*command, "--output", "calm")["id"]
     server.run("jobs", "watch", calm)
     journal = (server.state / "jobs" / calm / "attempts/1/journal.jsonl").read_text().splitlines()
-    final = next(number for number, line in enumerate(map(json.loads, journal), start=1) if (line["type"], line.get("step")) == ("eval", steps))
+    final = next(number for number, line in enumerate(map(json.loads, journal), start=1)
+                 if (line["type"], line.get("step")) == ("eval", steps))
     server.stop()
     # The journal is created with one operation; a line is an append and a sync.
     server.environment = {"NIBBLE_FAILPOINT": f"attempts/1/journal.jsonl:{2 * final}:before,attempts/2/output.tmp.:1:before,"
                                               f"attempts/3/{served}.tmp.:3:before"}
     server.start()
-    job = server.json(*create, "--output", "killed")["id"]
+    job = server.json(*command, "--output", "killed")["id"]
     server.run("jobs", "watch", job)
     events = server.lines("jobs", "watch", job)
     assert [e["resumed_step"] for e in events if e["type"] == "state" and e["state"] == "RUNNING"] == [0, steps, steps, steps]
@@ -210,7 +211,7 @@ def test_R5_second_signal_during_a_checkpoint_leaves_a_complete_one(make_server,
         soon(lambda: is_stopped(pid))
         assert newest_checkpoint(server, job) == wanted[-1], f"operation {operation}: no new checkpoint yet"
         os.kill(pid, second)
-        if second != signal.SIGKILL:  # which also ends a stopped process
+        if second != signal.SIGKILL:  # SIGKILL ends a stopped process too
             os.kill(pid, signal.SIGCONT)
         soon(lambda: not pathlib.Path(f"/proc/{pid}").exists())
         newest = newest_checkpoint(server, job)

@@ -28,7 +28,6 @@ def test_rows_are_uploaded_and_previewed(shared, tmp_path):
     assert len(trained) <= 4, "only the completion and the end of the text are trained"
 
 
-
 def test_job_is_created_and_watched(shared):
     result = run("train_and_watch", shared.grpc, "small", "page", "example-tuned")
     lines = result.stdout.splitlines()

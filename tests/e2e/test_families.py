@@ -116,6 +116,7 @@ def write_gguf(model, architecture, path, label=None):
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
+    # gguf.TokenType: 3 is CONTROL, 5 UNUSED, 1 NORMAL.
     writer.add_token_types([3 if t in specials else 5 if t.startswith("<unused") else 1 for t in tokens])
     writer.add_token_merges(["Ġ Ġ"])  # one merge that never applies, because the list must not be empty
     writer.add_bos_token_id(256)

@@ -64,7 +64,7 @@ def test_bf16_masters_train_what_is_served(shared, train):
 
 @pytest.mark.parametrize("preset", ["all", "torchao"])
 def test_killed_job_has_the_masters_of_an_undisturbed_one(shared, train, preset):
-    """Also where operands are rounded stochastically. The seed decides the draws of products and masters."""
+    """Operands are rounded stochastically here. The seed decides the draws of products and masters."""
     method = {**BF16, "preset": preset, "stochastic_gradients": True}
     train(f"calm-{preset}", method)
     _, events = train(f"killed-{preset}", method, kill_at=7)

@@ -145,8 +145,8 @@ def test_caller_that_goes_away_frees_its_watch(tenants):
 
 def test_interrupted_reader_ends_and_its_job_continues(shared):
     job = shared.json(*CREATE, "--max-steps", 5000)["id"]
-    reader = subprocess.Popen([BIN / "nibble", "--server", shared.grpc, "jobs", "logs", "-f", job], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    reader = subprocess.Popen([BIN / "nibble", "--server", shared.grpc, "jobs", "logs", "-f", job], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     soon(lambda: running(shared, job, 1))
     write(shared, job, 1, b"text\n")
     soon(lambda: "text" in reader.stdout.readline())

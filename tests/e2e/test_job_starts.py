@@ -170,7 +170,7 @@ def test_damaged_checkpoint_is_refused_by_plan_and_job(server):
         for command in ("plan", "create"):
             result = server.run("jobs", command, *common, check=False)
             assert result.returncode != 0
-            assert "DATA_LOSS" in result.stderr and "CHECKPOINT_CORRUPT" in result.stderr and "state.safetensors" in result.stderr, result.stderr
+            assert all(name in result.stderr for name in ("DATA_LOSS", "CHECKPOINT_CORRUPT", "state.safetensors")), result.stderr
 
 
 def test_what_must_be_equal_is_named_with_both_values(server):
@@ -178,7 +178,8 @@ def test_what_must_be_equal_is_named_with_both_values(server):
     jobs = server.json("jobs", "list")["jobs"]
 
     def refused(method, *more, base="small"):
-        arguments = ["--method", method, "--base", base, "--dataset", "page", *settings_with(method, ("--resume-from", f"{source}/4", *more))]
+        arguments = ["--method", method, "--base", base, "--dataset", "page",
+                     *settings_with(method, ("--resume-from", f"{source}/4", *more))]
         for command in ("create", "plan"):
             result = server.run("jobs", command, *arguments, check=False)
             assert result.returncode != 0
@@ -192,7 +193,7 @@ def test_what_must_be_equal_is_named_with_both_values(server):
             (refused("qlora", "--epochs", 9, "--grad-accum", 2), "run.epochs: is 9, wanted run.max_steps"),
             (refused("qlora", "--max-steps", 8, base="other"), "BASE_MISMATCH")):
         assert wanted in message
-    plan = server.json("jobs", "plan", "--method", "qlora", "--base", "small", "--dataset", "page", *TRAIN, "--max-steps", 8, "--resume-from", f"{source}/4")
-    fresh = server.json("jobs", "plan", "--method", "qlora", "--base", "small", "--dataset", "page", *TRAIN, "--max-steps", 8)
+    command = ["jobs", "plan", "--method", "qlora", "--base", "small", "--dataset", "page", *TRAIN, "--max-steps", 8]
+    plan, fresh = server.json(*command, "--resume-from", f"{source}/4"), server.json(*command)
     (checkpoint,) = [one for one in server.json("jobs", "checkpoints", source)["checkpoints"] if one["step"] == 4]
     assert plan["disk_bytes"] == fresh["disk_bytes"] + checkpoint["bytes"]

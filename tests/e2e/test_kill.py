@@ -10,7 +10,8 @@ from conftest import TRAIN, Server, trainers
 from soon import soon
 
 STEPS, SAVE = 40, 5
-SETTINGS = {"qlora": TRAIN, "lora": TRAIN, **dict.fromkeys(("bitnet_qat", "full", "int8_mixed", "int8_qt"), [*TRAIN[:TRAIN.index("--rank")], "--seed", 3])}  # without an adapter
+WITHOUT_ADAPTER = [*TRAIN[:TRAIN.index("--rank")], "--seed", 3]
+SETTINGS = {"qlora": TRAIN, "lora": TRAIN, **dict.fromkeys(("bitnet_qat", "full", "int8_mixed", "int8_qt"), WITHOUT_ADAPTER)}
 
 # Variants of methods: method, base and fields of the method.
 VARIANTS = {"merge_aware": ("qlora", "small", {"merge_aware_int8": True}), "lora_on_int8": ("lora", "small-int8", {}),
@@ -125,7 +126,8 @@ def test_next_server_adopts_the_trainer_of_a_killed_server(undisturbed):
         assert trainers(server) == [pid], "the trainer outlives its server and stays the only one"
         got = server.json("jobs", "get", job)
         assert got["state"] == "RUNNING" and got["attempt"] == 1 and got["progress"]["step"] < STEPS
-        adopted = [(entry["attempt"], int(entry["trainer"].split("/")[0])) for entry in server.logged("trainer adopted") if entry["job"] == job]
+        adopted = [(entry["attempt"], int(entry["trainer"].split("/")[0])) for entry in server.logged("trainer adopted")
+                   if entry["job"] == job]
         assert adopted == [(1, pid)]
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -257,7 +257,7 @@ def test_pod_that_outlives_its_job_saves_its_state_and_resumes(on_cluster, calm,
         server.start()
     soon(lambda: ["deletionTimestamp" in pod["metadata"] for pod in cluster.pods()] == [True])
     trainer.send_signal(signal.SIGCONT)
-    assert trainer.wait(timeout=60) == 75, "it has its grace period"
+    assert trainer.wait(timeout=60) == 75, "it saves within its grace period"  # kExitTempFail (server/jobs/attempt.h)
     check(server, job, calm, "out")
     assert server.json("jobs", "get", job).get("retries", 0) == 0
     assert cluster.created() == [f"nibble-{job}-1", f"nibble-{job}-2"]
@@ -271,7 +271,8 @@ def test_flags_of_the_runner_are_checked(tmp_path):
         return str(refused.value)
     assert "--trainer_templates: wanted a file" in refusal()
     (tmp_path / "bad.json").write_text('{"cpu": {}}')
-    cluster = ["--kubernetes_url", "https://127.0.0.1:1", "--kubernetes_server_name", "here", "--kubernetes_namespace", "ml", "--trainer_templates", tmp_path / "bad.json"]
+    cluster = ["--kubernetes_url", "https://127.0.0.1:1", "--kubernetes_server_name", "here", "--kubernetes_namespace", "ml",
+               "--trainer_templates", tmp_path / "bad.json"]
     assert "no container named" in refusal(*cluster)
     assert "--kubernetes_server_name: wanted" in refusal(*cluster[:2], *cluster[4:])
     assert "--trainer: not with --runner kubernetes" in refusal(*cluster, "--trainer", BIN / "nibble-trainer")

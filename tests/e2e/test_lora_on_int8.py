@@ -59,7 +59,8 @@ def test_evaluation_and_record_of_training_are_those_of_the_served_adapter(serve
     assert losses["int8"] == losses["trained"][-1:], "all bits are equal"
     model = server.json("models", "get", name)
     assert (model["format"], model["determinism"], model["recorded_by"]) == ("lora", "EXACT", "trainer")
-    assert (model["activations"], model["act_outliers"], model["head_format"]) == (("int8", 4, "int8") if base == "codes" else ("bf16", 0, "int8"))
+    form = ("int8", 4, "int8") if base == "codes" else ("bf16", 0, "int8")
+    assert (model["activations"], model["act_outliers"], model["head_format"]) == form
     assert model["base_digest"] == digest(server, base)
     verdict = server.json("models", "verify", name)
     assert (verdict["equal"], verdict["recorded_by"]) == (True, "trainer") and verdict["rows"] > 0

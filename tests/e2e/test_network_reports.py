@@ -120,6 +120,7 @@ def test_request_by_file_and_stream_makes_one_checkpoint(start):
     assert len(steps) == len(set(steps)) == 3
 
 
+# 75 is kExitTempFail (server/jobs/attempt.h).
 @pytest.mark.parametrize("command, code, outcome, state", [("pause", 75, "paused", "PAUSED"), ("cancel", 0, "cancelled", "CANCELLED")])
 def test_stop_reaches_the_trainer_while_the_api_server_is_away(start, cluster, command, code, outcome, state):
     server = start()

@@ -187,7 +187,8 @@ def test_plan_of_few_steps_warns_and_a_refusal_for_memory_names_what_reduces_it(
     server = make_server("--train_memory_bytes", 64 << 20)
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
     server.run("datasets", "upload", text_file, "--name", "page")
-    flags = [*METHODS["qlora"], "--base", "small", "--dataset", "page", "--micro-batch", 2, "--seq-len", 128, "--epochs", 0.1, "--packing", "none"]
+    flags = [*METHODS["qlora"], "--base", "small", "--dataset", "page", "--micro-batch", 2, "--seq-len", 128, "--epochs", 0.1,
+             "--packing", "none"]
     plan = server.json("jobs", "plan", *flags)
     assert plan["epochs"] == pytest.approx(0.1, abs=0.05) and plan["spec"]["data"]["packing"] == "none"
     warnings = {warning["reason"]: warning["message"] for warning in plan["warnings"]}
@@ -212,7 +213,8 @@ def test_plan_is_refused_where_its_job_would_be(shared):
     ("qlora", {"merge_aware_int8": True, "modules_to_save": ["embed_tokens"]}), ("full", {}), ("int8_mixed", {}), ("int8_qt", {}),
     ("int8_mixed", {"master_dtype": "COMPUTE_DTYPE_BF16"}), ("int8_mixed", {"master_dtype": "COMPUTE_DTYPE_BF16", "preset": "torchao"}),
     ("int8_qt", {"compute": "INT8_QT_COMPUTE_FLOAT"}), ("bitnet_qat", {}),
-    ("bitnet_qat", {"preset": "bitnet-tips", "init": "WEIGHT_INIT_RANDOM"}), ("bitnet_qat", {"preset": "bitnet-2b4t", "init": "WEIGHT_INIT_RANDOM"}),
+    ("bitnet_qat", {"preset": "bitnet-tips", "init": "WEIGHT_INIT_RANDOM"}),
+    ("bitnet_qat", {"preset": "bitnet-2b4t", "init": "WEIGHT_INIT_RANDOM"}),
     ("bitnet_qat", {"master_dtype": "COMPUTE_DTYPE_BF16"}), ("bitnet_qat", {"warmup_lambda": {"steps": 5}}),
 ], ids=json.dumps)
 def test_plan_of_a_real_model_predicts_its_peak(tmp_path, method, options):

@@ -88,21 +88,22 @@ def test_given_tokenizer_keeps_its_ids(server, tmp_path):
 
 def test_model_with_a_chat_template_trains_on_chats(server, tmp_path):
     chat = tmp_path / "chat.jsonl"
-    chat.write_text("".join(json.dumps({"messages": [{"role": "user", "content": f"How many boats came on day {i}?"},
-                                                     {"role": "assistant", "content": f"{i % 10} boats came."}]}) + "\n" for i in range(40)))
+    rows = [{"messages": [{"role": "user", "content": f"How many boats came on day {i}?"},
+                          {"role": "assistant", "content": f"{i % 10} boats came."}]} for i in range(40)]
+    chat.write_text("".join(json.dumps(row) + "\n" for row in rows))
     server.run("datasets", "upload", chat, "--name", "chat")
     config = write_config(tmp_path / "config")
     (config / "chat_template.jinja").write_text(CHAT)
     server.run("models", "import", config, "--name", "chat-blank", "--random", "--tokenizer-dataset", "chat", *SPECIAL)
     tokens = server.json("tokenize", "chat-blank", "--text", "<|im_start|>boats came")["token_ids"]
     assert tokens[0] == 1 and len(tokens) < 8, "contents of messages were counted"
-    server.run("jobs", "create", "--method", "full", "--base", "chat-blank", "--dataset", "chat", "--output", "chat-tuned", "--max-steps", 3,
-               "--micro-batch", 2, "--seq-len", 64, "--watch")
+    server.run("jobs", "create", "--method", "full", "--base", "chat-blank", "--dataset", "chat", "--output", "chat-tuned",
+               "--max-steps", 3, "--micro-batch", 2, "--seq-len", 64, "--watch")
 
 
 def change(**files):
-    """Writes these files into the directory of config.json. A value is the file's text, or None for a copy of the small
-    model's file."""
+    """Writes these files into the directory of config.json. A key is the file's name with _ for the dot; a value is the
+    file's text, or None for a copy of the small model's file."""
     def apply(directory, model_directory):
         for name, content in files.items():
             name = name.replace("_json", ".json").replace("_safetensors", ".safetensors")
@@ -117,7 +118,8 @@ TRAINED = ["--tokenizer-dataset", "text"]
 REFUSED = {
     "weights": (change(model_safetensors=None), TRAINED, "random_init: is set, but the files contain the weights model.safetensors"),
     "no tokenizer": (change(), [], "tokenizer.json is missing, and no tokenizer_dataset is set"),
-    "two tokenizers": (change(tokenizer_json=None), TRAINED, "random_init.tokenizer_dataset: is set, but the files contain a tokenizer.json"),
+    "two tokenizers": (change(tokenizer_json=None), TRAINED,
+                       "random_init.tokenizer_dataset: is set, but the files contain a tokenizer.json"),
     "small vocabulary": (change(config_json=json.dumps({**small_model.CONFIG, "vocab_size": 256})), TRAINED,
                          "vocabulary size: got 256, wanted at least 257"),
     "quantized config": (change(config_json=json.dumps({**small_model.CONFIG, "quantization_config": {"quant_method": "bitnet"}})), TRAINED,

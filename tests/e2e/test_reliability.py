@@ -105,8 +105,8 @@ def life_of(server, output):
     [job] = [job["id"] for job in server.json("jobs", "list")["jobs"] if job["output_model"] == output]
     attempt = server.state / "jobs" / job / "attempts/1"
     lines = (attempt / "journal.jsonl").read_text().splitlines()
-    times = [(attempt / "attempt.json").stat().st_mtime, *(datetime.datetime.fromisoformat(json.loads(line)["time"]).timestamp() for line in lines),
-             (attempt / "outcome.json").stat().st_mtime]
+    written = (datetime.datetime.fromisoformat(json.loads(line)["time"]).timestamp() for line in lines)
+    times = [(attempt / "attempt.json").stat().st_mtime, *written, (attempt / "outcome.json").stat().st_mtime]
     # The kernel stamps a file with the time of its last timer tick, up to 10 ms ago, so an outcome that follows the last
     # line at once seems to be older than that line.
     return list(itertools.accumulate(times, max))
