@@ -2,10 +2,10 @@
 # Runs tests/kubernetes/test_node.py: real pods, by a real kubelet. Needs root and `deploy/setup.sh --node`, and takes
 # about three minutes.
 #   tests/node.sh [--images DIR] [ARGUMENT OF PYTEST ...]
-# All runs in namespaces of its own (processes, mounts, network), so nothing of it is left when it ends, however it ends.
-# Only the pods' control groups are the machine's; this script removes them (after a SIGKILL, empty ones and build/node-*
-# stay). The programs are those of build/release/bin, or with --images those in the roots DIR/server and DIR/trainer,
-# which `tests/run.sh --full --only image` leaves in build/image.
+# Everything runs in separate namespaces (processes, mounts, network), so processes, mounts and network vanish when the
+# script ends, however it ends. The pods' control groups belong to the machine: the script removes them, but after a
+# SIGKILL, empty ones and build/node-* remain. The programs are those of build/release/bin, or with --images those in
+# the roots DIR/server and DIR/trainer, which `tests/run.sh --full --only image` leaves in build/image.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -65,22 +65,22 @@ kernel/keys/root_maxkeys 1000000
 kernel/keys/root_maxbytes 25000000"
   ip link set lo up
   ip address add 10.96.0.1/32 dev lo
-  # With an address of its own: else it has that of one of its ports, which changes as pods come and go, and pods that
-  # remember the old one reach neither the API server nor the kubelet for half a minute.
+  # The bridge gets a fixed MAC address: otherwise it has that of one of its ports, which changes as pods come and go,
+  # and pods that remember the old address reach neither the API server nor the kubelet for half a minute.
   ip link add name node0 address 02:00:00:00:00:01 type bridge
   ip address add 192.168.77.1/24 dev node0
   ip link set node0 up
   # Nothing answers there, but the kubelet and the API server look for the interface of a default route.
   ip route add default via 192.168.77.254
-  HOME=$work/home NIBBLE_NODE_CGROUP=$cgroup build/deps/venv/bin/python -m pytest -q -ra --node --basetemp "$work/pytest" \
-    -p no:cacheprovider "$@" tests/kubernetes/test_node.py
+  HOME=$work/home NIBBLE_NODE_CGROUP=$cgroup build/deps/venv/bin/python -m pytest -q -ra --node \
+    --basetemp "$work/pytest" -p no:cacheprovider "$@" tests/kubernetes/test_node.py
 }
 
 trap clean_up EXIT
 make_cgroups
 export -f inside
 export work cgroup
-# In the background, so that a signal for this script ends it at once; also SIGKILL does, through --pdeathsig.
+# In the background, so that a signal for this script ends the namespaces at once; so does SIGKILL, through --pdeathsig.
 setpriv --pdeathsig KILL unshare --net --mount --pid --ipc --uts --fork --kill-child --mount-proc \
   bash -euo pipefail -c 'inside "$@"' inside "$@" &
 child=$!

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the tests need, builds everything (CUDA sources too) and runs all tests.
 #   tests/run.sh          unit tests against committed goldens, end-to-end tests on a small model
-#   tests/run.sh --full   also slow sections: live peers, real model, large counts, images, a control plane of Kubernetes,
-#                         sanitizers, fuzzers, linters
+#   tests/run.sh --full   also slow sections: live peers, real model, large counts, images, a control plane of
+#                         Kubernetes, sanitizers, fuzzers, linters
 # Ends with a table of the sections that ran, with time and result of each; exits non-zero if anything failed.
 # shellcheck disable=SC2317  # the sections are called by name
 set -euo pipefail
@@ -85,7 +85,7 @@ cases() {
   if $full; then tests/ctest_skips.sh "build/$1" || result=1; fi
   return "$result"
 }
-# Without --full, only what the other sections run is built, and CUDA sources are compiled for one architecture.
+# Without --full, builds only the programs that the other sections run, and CUDA sources for one architecture.
 release() {
   local options=(-DNIBBLE_BENCH=OFF -DCMAKE_CUDA_ARCHITECTURES=90-real)
   if $full; then options=(-DNIBBLE_BENCH=ON -UCMAKE_CUDA_ARCHITECTURES); fi
@@ -113,7 +113,8 @@ deployment() {
 # Builds the images by every step of the Dockerfile and runs each in a bare root: they contain nothing of this machine's
 # build. The cache mounts (pip's, ccache's) are kept from run to run, as docker's are.
 image() {
-  NIBBLE_IMAGE_WORK=$root/build/image "$python" -m pytest -q -ra -s --full --no-skips -m image tests/deploy/test_image.py
+  NIBBLE_IMAGE_WORK=$root/build/image "$python" -m pytest -q -ra -s --full --no-skips -m image \
+    tests/deploy/test_image.py
 }
 # Trainers as Jobs of a real control plane, which the setup builds.
 kubernetes() {
@@ -127,7 +128,8 @@ races() {
   gguf=$(sed -n 's/.*NIBBLE_SMOLLM2_GGUF[^"]*"\([^"]*\)".*/\1/p' build/deps/paths.cmake)
   # shellcheck disable=SC2016  # CMake's name for the file's folder, not the shell's
   gguf=${gguf//'${CMAKE_CURRENT_LIST_DIR}'/"$root/build/deps"}
-  llama_cpp=$("$python" -c 'import importlib.util, pathlib; print(pathlib.Path(importlib.util.find_spec("llama_cpp").origin).parent / "lib")') &&
+  llama_cpp=$("$python" -c 'import importlib.util, pathlib
+print(pathlib.Path(importlib.util.find_spec("llama_cpp").origin).parent / "lib")') &&
     [[ -f $gguf && -d $llama_cpp ]] &&
     build/release/bin/kernels_int8_bench --threads 2 --json "$logs/kernels_int8.json" &&
     build/release/bin/segment_attention_bench --threads 2 &&
@@ -163,7 +165,8 @@ lint() {
     return 1
   fi
   tests/format.sh || return 1
-  shellcheck -x deploy/*.sh proto/*.sh tests/*.sh tests/fuzz/*.sh cmake/*.sh .ci/run && echo "shellcheck: clean" || return 1
+  shellcheck -x deploy/*.sh proto/*.sh tests/*.sh tests/fuzz/*.sh cmake/*.sh .ci/run || return 1
+  echo "shellcheck: clean"
   for version in "${versions[@]}"; do
     PATH=$PWD/build/deps/tools/bin:$PATH proto/lint.sh build/deps/googleapis "$version" ||
       { echo "lint: FAILED: compared with $version"; return 1; }

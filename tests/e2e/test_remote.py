@@ -48,11 +48,12 @@ class Namespace:
         subprocess.run(["ip", "link", "del", self.wire + "a"], capture_output=True)
 
     def run(self, *command, timeout=300, **options):
-        return subprocess.run(["ip", "netns", "exec", self.name, *map(str, command)], capture_output=True, text=True, timeout=timeout, **options)
+        return subprocess.run(["ip", "netns", "exec", self.name, *map(str, command)], capture_output=True, text=True, timeout=timeout,
+                              **options)
 
 
 class Proxy:
-    """Forwards bytes until it cuts every connection."""
+    """Forwards connections to `target`. cut() closes all open ones; later ones are forwarded again."""
 
     def __init__(self, host, target):
         self.listener = socket.create_server((host, 0))
@@ -72,8 +73,8 @@ class Proxy:
             with self.lock:
                 self.open += [client, server]
                 self.accepted += 1
-            threading.Thread(target=self.copy, args=(client, server, False), daemon=True).start()
-            threading.Thread(target=self.copy, args=(server, client, True), daemon=True).start()
+            threading.Thread(target=self.copy, args=(client, server), kwargs={"back": False}, daemon=True).start()
+            threading.Thread(target=self.copy, args=(server, client), kwargs={"back": True}, daemon=True).start()
 
     def copy(self, source, sink, back):
         try:
@@ -141,7 +142,9 @@ def test_nibble_runs_the_whole_path(namespace, remote, model_directory, text_fil
 
 
 def test_nibble_plans_a_job(namespace, remote):
-    plan = nibble(namespace, remote, "jobs", "plan", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", 6, *TRAIN)[0]
+    """Uses the model and the dataset of test_nibble_runs_the_whole_path."""
+    plan = nibble(namespace, remote, "jobs", "plan", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", 6,
+                  *TRAIN)[0]
     assert plan["max_steps"] == 6 and plan["memory_total_bytes"] == sum(plan["memory"].values()) > 0
 
 
@@ -151,7 +154,8 @@ def test_watch_that_loses_its_connection_neither_loses_nor_repeats_events(namesp
     created = nibble(namespace, remote, "jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", 40,
                      "--output", "watched", *TRAIN)[0]
     nibble(namespace, remote, "jobs", "get", created["id"], server=proxy.address)
-    # The bytes of a handshake and an answer. A watch gives up if every cut comes before it has received more bytes.
+    # The bytes of a handshake and an answer. Each cut waits for more bytes than these, because a watch gives up if none of
+    # its connections brings an event.
     first_answer = proxy.bytes_back
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         watch = pool.submit(nibble, namespace, remote, "jobs", "watch", created["id"], server=proxy.address)
@@ -204,12 +208,14 @@ def grpcurl(namespace, remote):
 def test_grpcurl_needs_the_token_too(grpcurl):
     assert "TOKEN_MISSING" in grpcurl("list", token=None, check=False).stderr
     services = grpcurl("list")
-    assert {"nibble.v1.FineTuneService", "nibble.v1.InferenceService", "google.longrunning.Operations", "grpc.health.v1.Health"} <= set(services)
+    assert {"nibble.v1.FineTuneService", "nibble.v1.InferenceService", "google.longrunning.Operations",
+            "grpc.health.v1.Health"} <= set(services)
     drain = grpcurl("nibble.v1.ServerService/Drain", {}, check=False)
     assert drain.returncode != 0 and "PermissionDenied" in drain.stderr
 
 
 def test_grpcurl_plans_a_job(grpcurl):
+    """Uses the model and the dataset of test_nibble_runs_the_whole_path."""
     spec = {"baseModel": "small", "trainDataset": "page", "qlora": {"r": 4, "alpha": 8}, "run": {"maxSteps": "4"}}
     operation = grpcurl("nibble.v1.FineTuneService/PlanJob", {"spec": spec})[0]
     done = grpcurl("google.longrunning.Operations/WaitOperation", {"name": operation["name"], "timeout": "120s"})[0]

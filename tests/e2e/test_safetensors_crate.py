@@ -113,7 +113,8 @@ def compare(folder):
 
 
 class Generator:
-    """Makes mostly valid files, some with one fault, and valid files with changed bytes."""
+    """Makes files: about half of built() are valid, the others have one change, in most cases a fault. flipped() changes a
+    few bytes of accepted files."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
@@ -165,7 +166,7 @@ class Generator:
         return dict(items), self.random.randbytes(at)
 
     def lie(self, header, data):
-        """Puts in one fault; returns (text of the header, data)."""
+        """Makes one change, in most cases a fault; returns (text of the header, data)."""
         names = [name for name, fields in header.items() if name != "__metadata__"]
         tensor = header[self.random.choice(names)] if names else None
         kind = self.random.randrange(16)

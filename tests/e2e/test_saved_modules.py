@@ -15,7 +15,7 @@ from test_kill import wait_for_own_step
 
 STEPS = 40
 EVERYTHING = ["norm", "embed_tokens", "lm_head"]
-# A method with its options, and its base. A tied model has no head of its own.
+# Name of a case -> (method, base, options of the method). A tied model has no head of its own.
 CASES = {
     "lora": ("lora", "untied", {"modules_to_save": EVERYTHING}),
     "lora-tied": ("lora", "tied-bf16", {"modules_to_save": ["embed_tokens", "model.norm"]}),
@@ -72,12 +72,13 @@ def answer(server, model):
 
 @pytest.fixture(scope="module", params=[case if case in FAST else pytest.param(case, marks=pytest.mark.full) for case in CASES])
 def trained(request, server):
-    """A job that ran through, and the same job whose trainer was killed."""
+    """Returns the case, a job that ran undisturbed, its events, and the events of the same job after its trainer was
+    killed."""
     case = request.param
     job = create(server, case, case)
     events = server.lines("jobs", "watch", job)
     killed = create(server, case, f"{case}-killed")
-    wait_for_own_step(server, killed, 1, 12)
+    wait_for_own_step(server, killed, attempt=1, step=12)  # after the checkpoint of step 10
     for pid in trainers(server):
         os.kill(pid, signal.SIGKILL)
     return case, job, events, server.lines("jobs", "watch", killed)
@@ -91,8 +92,8 @@ def test_killed_job_resumes_to_the_same_weights(server, trained):
 
 
 def test_served_model_is_the_trained_one(server, trained):
-    """With the same bits if the method is exact. Of the others, only that the served model knows the page better than its
-    base does."""
+    """The served model of an exact case has the bits of training, and so has the int8 form of merge-aware. For the other
+    cases, the test shows only that the served model predicts the page better than its base does."""
     case, _, events, _ = trained
     losses = {}
     for event in events:

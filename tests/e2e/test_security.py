@@ -375,6 +375,7 @@ def test_s8_unusable_files_are_reported_and_the_last_good_ones_serve(secure, tmp
 
 
 def test_s9_tokens_are_in_no_log_and_no_metric(secure):
+    """Uses the log of the tests above: principals `viewer` and `train` must have called."""
     log = (secure.server.state.parent / (secure.server.state.name + ".log")).read_text()
     with urllib.request.urlopen(f"http://{secure.server.http}/metrics") as answer:
         metrics = answer.read().decode()

@@ -16,6 +16,7 @@ STEPS = 6
 
 
 def start(make_server, model_directory, text_file, failpoint):
+    """Starts a server whose trainers get this failpoint, PART:N:ACTION (server/base/failpoint_files.h)."""
     server = make_server("--retry_backoff_scale", "0.0001")
     server.stop()
     server.environment = {"NIBBLE_FAILPOINT": failpoint}
@@ -24,8 +25,8 @@ def start(make_server, model_directory, text_file, failpoint):
 
 
 def create(server, method, output):
-    return server.json("jobs", "create", "--method", method, "--base", "small", "--dataset", "page", "--output", output, "--max-steps", STEPS,
-                       "--save-every", 50, *SETTINGS[method])["id"]
+    return server.json("jobs", "create", "--method", method, "--base", "small", "--dataset", "page", "--output", output,
+                       "--max-steps", STEPS, "--save-every", 50, *SETTINGS[method])["id"]
 
 
 def terminate_where_it_stands(server, job, command=None):

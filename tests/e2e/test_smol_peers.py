@@ -1,7 +1,7 @@
 """Trains SmolLM2 beside the packages that users have: the same weights, rows, order and optimizer, 2 x 64 tokens a step.
 Every case trains the first four layers for 50 steps, in fp32 and in bf16 outside the quantized products; some also train
-the whole model. A method without random draws must have the package's first twenty losses; one with random
-draws, the mean of eight seeds. Prints all figures (-s)."""
+the whole model. The first twenty losses of a method without random draws must be those of the package. For a method
+with random draws, the means over eight seeds must agree. Prints all figures (-s)."""
 import json
 import math
 import pathlib
@@ -112,7 +112,7 @@ def loss_of(model, ids, skipped=0):
 
 
 def losses_of(model, optimizer, ids, steps=STEPS, dtype="F32", skipped=0):
-    """dtype BF16: torch's autocast."""
+    """Trains with the package and returns the losses; with dtype BF16 under torch's autocast."""
     seen = []
     of_rows = getattr(model, "loss_of_rows", loss_of)
     for _ in range(steps):
@@ -228,7 +228,7 @@ def bitnet_qat(bench, bits, **options):
                 for name, linear in list(block.named_children()):
                     if not isinstance(linear, torch.nn.Linear):
                         continue
-                    made = test_bitnet_peer.BitLinear(linear, "identity", False, bits, None)
+                    made = test_bitnet_peer.BitLinear(linear, "identity", scale_grad=False, bits=bits, norm=None)
                     made.load_state_dict(linear.state_dict())
                     setattr(block, name, made)
         model.loss_of_rows = test_bitnet_peer.loss_of
@@ -237,9 +237,10 @@ def bitnet_qat(bench, bits, **options):
     return ours, with_bit_linears, adamw, lambda: with_bit_linears(bits // 2)
 
 
-# Learning rate and bound of the relative difference of twenty losses. None: three times the difference between two runs of
-# the package, one of them from weights with a relative noise of 1e-7. In int8_mixed, rows and gradients become codes; a
-# value near a rounding tie gets another code in another order of summation, and AdamW makes whole steps of it.
+# Function and its options, learning rate, and bound of the relative difference of twenty losses. None: the bound is three
+# times the difference between two runs of the package, one of them from weights with a relative noise of 1e-7. In
+# int8_mixed, rows and gradients become codes; with another order of summation, a value near a rounding tie gets another
+# code, and AdamW turns even a small difference of gradients into a whole step.
 CASES = {"full": (full, {}, 1e-4, BOUND),
          "lora": (lora, {"adapter": {}}, 1e-3, BOUND),
          "lora, use_rslora": (lora, {"adapter": {"use_rslora": True}}, 1e-3, BOUND),
@@ -256,8 +257,10 @@ CASES = {"full": (full, {}, 1e-4, BOUND),
 def compare(bench, case, dtype, steps, lr=None):
     """Checks the first COMPARED losses. In fp32 they must be the package's. In bf16, where each side rounds at other
     places, they may differ from the package's fp32 losses by as much as the package's own bf16 losses do, and by the
-    bound of fp32. A package with a higher learning rate, another mask or, where the case has one, another scale or
-    rounding must differ by more; of another mask the first loss, or all if the bound is that of noise."""
+    bound of fp32. A case whose bound comes from noise is compared with the package in the same type.
+    The bound must detect mistakes: with a higher learning rate, another mask or, if the case has a mutant, another scale
+    or rounding, the package's own losses must differ by more. For the mask, only the first loss counts, or all COMPARED
+    losses if the bound comes from noise."""
     make, options, default_lr, bound = CASES[case]
     masked = 1 if bound else COMPARED
     lr = lr or default_lr
@@ -281,8 +284,9 @@ def compare(bench, case, dtype, steps, lr=None):
              "mask": worst(package(masked, skipped=16), nearest, masked)}
     if mutant:
         wrong["scale or rounding"] = worst(package(model=mutant[0]), nearest)
+    to_fp32 = "" if nearest is theirs else f", to its fp32 losses {worst(ours, nearest):.1e}"
     print(f"{case}, {dtype}: losses {theirs[0]:.4f} to {theirs[-1]:.4f}; worst relative difference of {COMPARED} to the package "
-          f"{worst(ours, theirs):.1e}" + f", to its fp32 losses {worst(ours, nearest):.1e}" * (nearest is not theirs) + f", bound {bound:.1e}; "
+          f"{worst(ours, theirs):.1e}{to_fp32}, bound {bound:.1e}; "
           f"with a wrong {', '.join(f'{name} {difference:.1e}' for name, difference in wrong.items())}")
     assert theirs[-1] <= 0.9 * theirs[0]
     assert worst(ours, nearest) <= bound < min(wrong.values())
@@ -352,6 +356,6 @@ def test_adamw_8bit_is_that_of_bitsandbytes(four):
     wrong = {"moments in f32": worst(package(adamw, steps=COMPARED), theirs),
              "a wrong learning rate": worst(package(lr=1.05 * lr, steps=COMPARED), theirs),
              "a wrong mask": worst(package(steps=1, skipped=16), theirs, 1)}
-    print(f"adamw_8bit: losses {theirs[0]:.4f} to {theirs[-1]:.4f}; worst relative difference of {COMPARED} {worst(ours, theirs):.1e}; with "
-          f"{', '.join(f'{name} {difference:.1e}' for name, difference in wrong.items())}")
+    print(f"adamw_8bit: losses {theirs[0]:.4f} to {theirs[-1]:.4f}; worst relative difference of {COMPARED} {worst(ours, theirs):.1e}; "
+          f"with {', '.join(f'{name} {difference:.1e}' for name, difference in wrong.items())}")
     assert worst(ours, theirs) <= 3e-3 < min(wrong.values())

@@ -1,6 +1,7 @@
 """Soak test: runs all kinds of client work at once for NIBBLE_SOAK_MINUTES (default 30), together with attacks and
 SIGKILLs of trainers. It measures memory and descriptors of one nibbled process, so SIGKILLs of the server come
-afterwards, for a tenth of the time. Writes soak.json to the folder of the logs."""
+afterwards. These and the warm-up before the soak each take a tenth of its time. Writes soak.json to the folder of the
+logs."""
 import collections
 import contextlib
 import os

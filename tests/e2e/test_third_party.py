@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, Server
 
 # Codes of gRPC: 2 UNKNOWN, 3 INVALID_ARGUMENT, 5 NOT_FOUND, 12 UNIMPLEMENTED, 13 INTERNAL, 14 UNAVAILABLE.
 SERVICES = ["google.longrunning.Operations", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection",
@@ -50,8 +50,10 @@ def call(server, method, **data):
 
 
 def split(text):
-    """grpcurl prints one indented object after another."""
-    return [part + "\n}" for part in text.split("\n}\n") if part.strip()] if text.strip() != "{}" else ["{}"]
+    """Splits the output of grpcurl: one indented object after another. An empty object is printed as {}."""
+    if text.strip() == "{}":
+        return ["{}"]
+    return [part + "\n}" for part in text.split("\n}\n") if part.strip()]
 
 
 def test_every_service_is_listed_and_described(reflecting):

@@ -69,7 +69,8 @@ def test_T7_an_attempt_trains_soon_after_its_start_and_the_server_keeps_no_token
     size = write_rows(tmp_path / "rows.jsonl", words_of(tokenizer))
     began = time.monotonic()
     server.run("datasets", "upload", tmp_path / "rows.jsonl", "--name", "large", timeout=1800)
-    print(f"{size / 1e9:.2f} GB in {sum(1 for _ in open(tmp_path / 'rows.jsonl', 'rb'))} rows, uploaded in {time.monotonic() - began:.0f} s")
+    print(f"{size / 1e9:.2f} GB in {sum(1 for _ in open(tmp_path / 'rows.jsonl', 'rb'))} rows, "
+          f"uploaded in {time.monotonic() - began:.0f} s")
     (tmp_path / "rows.jsonl").unlink()
     server.stop()  # the memory of model imports must not count
     server.start()
@@ -88,16 +89,16 @@ def test_T7_an_attempt_trains_soon_after_its_start_and_the_server_keeps_no_token
     files = list((server.state / "tokens/large").iterdir())
     assert len(files) == 1
     inode = files[0].stat().st_ino
-    print(f"token file {files[0].stat().st_size / 1e9:.2f} GB; resident {before.rss >> 20} MiB before, {(peak - before.rss) >> 20} MiB more "
-          f"during, {grown / 2**20:.0f} MiB more after the cold plan")
+    print(f"token file {files[0].stat().st_size / 1e9:.2f} GB; resident {before.rss >> 20} MiB before, {(peak - before.rss) >> 20} MiB "
+          f"more during, {grown / 2**20:.0f} MiB more after the cold plan")
 
     events = server.lines("jobs", "create", *flags, "--output", "tuned", "--save-every", 0, "--watch", timeout=1800)
     times = {event["state"]: datetime.datetime.fromisoformat(event["time"]) for event in events if event["type"] == "state"}
     first_step = next(datetime.datetime.fromisoformat(event["time"]) for event in events if event["type"] == "step")
     started = (first_step - times["PREPARING"]).total_seconds()
     planned = (times["QUEUED"] - times["PLANNING"]).total_seconds()
-    print(f"PLANNING with a warm cache {planned:.2f} s; attempt: {(times['RUNNING'] - times['PREPARING']).total_seconds():.2f} s to RUNNING, "
-          f"{started:.2f} s to the end of its first step (bound {START_S} s)")
+    print(f"PLANNING with a warm cache {planned:.2f} s; attempt: {(times['RUNNING'] - times['PREPARING']).total_seconds():.2f} s "
+          f"to RUNNING, {started:.2f} s to the end of its first step (target {START_S} s)")
     assert [file.stat().st_ino for file in (server.state / "tokens/large").iterdir()] == [inode], "the file is reused"
     assert started < TIMES * START_S
     assert grown < MAX_GROWTH

@@ -1,5 +1,5 @@
-"""The 20 likeliest tokens of each position that Score and Generate return. Compared with transformers in
-test_hf_bitnet.py."""
+"""The 20 likeliest tokens of each position that Score and Generate return. test_hf_bitnet.py compares them with those of
+transformers."""
 import math
 
 import pytest
@@ -18,7 +18,7 @@ def check(logprob, token, top):
     """Checks the alternatives of one position: likeliest first, parts of one distribution, and the token either among
     them with its reported logprob, or below all of them."""
     values, ids = [one["logprob"] for one in top], [one["token_id"] for one in top]
-    assert len(top) == TOP and len(set(ids)) == TOP and all(0 <= one < 320 for one in ids)
+    assert len(top) == TOP and len(set(ids)) == TOP and all(0 <= one < 320 for one in ids)  # small_model.py has 320 tokens
     assert values == sorted(values, reverse=True)
     assert values[0] <= 0 and math.fsum(map(math.exp, values)) <= 1 + 1e-5
     if token in ids:

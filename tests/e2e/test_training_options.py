@@ -78,7 +78,8 @@ def test_recomputed_activations_change_no_bit(train):
 
 QLORA = [
     *({"qlora": {"target_modules": [name]}} for name in ("k_proj", "v_proj", "o_proj", "gate_proj", "up_proj")),
-    {"qlora": {"use_rslora": True, "r": 1}}, {"qlora": {"r": 64, "alpha": 0.5, "lora_plus_ratio": 16}}, {"qlora": {"compute_dtype": "COMPUTE_DTYPE_BF16"}},
+    {"qlora": {"use_rslora": True, "r": 1}}, {"qlora": {"r": 64, "alpha": 0.5, "lora_plus_ratio": 16}},
+    {"qlora": {"compute_dtype": "COMPUTE_DTYPE_BF16"}},
     {"qlora": {"dropout": 0.3, "target_modules": ["q_proj", "down_proj"]}, "run": {"activation_checkpointing": True}},
     {"data": {"packing": "PACKING_MODE_SEGMENTED"}, "run": {"micro_batch": 1, "grad_accum": 3}},
     {"optim": {"schedule": "LR_SCHEDULE_COSINE", "warmup_ratio": 0.5, "min_lr_ratio": 0.1, "weight_decay": 0.1, "max_grad_norm": 0.5}},
@@ -86,10 +87,12 @@ QLORA = [
     {"optim": {"optimizer": "OPTIMIZER_SGD", "schedule": "LR_SCHEDULE_WSD"}},
     {"train_dataset": "pairs", "eval_dataset": "ragged", "run": {"eval_every": 1, "save_every": 1, "keep_last": 1}},
     {"base_model": "small-nf4"}, {"base_model": "small-bf16"}, {"run": {"epochs": 0.5}},
-    {"qlora": {"use_dora": True}}, {"qlora": {"use_dora": True, "target_modules": ["v_proj", "up_proj"], "compute_dtype": "COMPUTE_DTYPE_F32"}},
+    {"qlora": {"use_dora": True}},
+    {"qlora": {"use_dora": True, "target_modules": ["v_proj", "up_proj"], "compute_dtype": "COMPUTE_DTYPE_F32"}},
     {"qlora": {"merge_aware_int8": True}}, {"qlora": {"merge_aware_int8": True, "modules_to_save": ["embed_tokens", "norm"]}},
     {"qlora": {"modules_to_save": ["embed_tokens", "input_layernorm"]}, "run": {"activation_checkpointing": True}},
-    {"qlora": {"merge_aware_int8": True, "target_pattern": ".*[.][02][.].*_proj", "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"v_proj": 4}}},
+    {"qlora": {"merge_aware_int8": True, "target_pattern": ".*[.][02][.].*_proj", "rank_pattern": {"q_proj": 2},
+               "alpha_pattern": {"v_proj": 4}}},
     {"qlora": {"merge_aware_int8": True, "target_modules": ["q_proj", "down_proj"], "use_rslora": True}, "base_model": "small-nf4"},
 ]
 BITNET = [
@@ -100,9 +103,11 @@ BITNET = [
     {"modules_to_not_convert": ["q_proj", "down_proj"], "preset": "bitnet-2b4t", "warmup_lambda": {"steps": 1}},
     {"modules_to_not_convert": ["k_proj", "up_proj"], "preset": "bitnet-tips", "master_dtype": "COMPUTE_DTYPE_BF16"},
     {"master_dtype": "COMPUTE_DTYPE_BF16"}, {"master_dtype": "COMPUTE_DTYPE_BF16", "preset": "bitnet-2b4t", "ste": "STE_MODE_ROUND_ONLY"},
-    {"warmup_lambda": {"steps": 1}}, {"warmup_lambda": {"from": 0.5, "steps": 1}, "preset": "bitnet-tips", "ste": "STE_MODE_CLIPPED", "scale_grad": True},
+    {"warmup_lambda": {"steps": 1}},
+    {"warmup_lambda": {"from": 0.5, "steps": 1}, "preset": "bitnet-tips", "ste": "STE_MODE_CLIPPED", "scale_grad": True},
 ]
-FULL = [{"full": {"compute_dtype": "COMPUTE_DTYPE_F32"}}, {"full": {"param_dtype": "COMPUTE_DTYPE_BF16"}}, {"full": {"init": "WEIGHT_INIT_RANDOM"}}, {"full": {}, "base_model": "small-bf16"},
+FULL = [{"full": {"compute_dtype": "COMPUTE_DTYPE_F32"}}, {"full": {"param_dtype": "COMPUTE_DTYPE_BF16"}},
+        {"full": {"init": "WEIGHT_INIT_RANDOM"}}, {"full": {}, "base_model": "small-bf16"},
         {"full": {}, "run": {"activation_checkpointing": True, "grad_accum": 2}},
         {"full": {}, "optim": {"optimizer": "OPTIMIZER_ADAMW_8BIT"}}, {"full": {}, "optim": {"optimizer": "OPTIMIZER_LION", "lr": 1e-4}}]
 
@@ -111,7 +116,8 @@ INT8_MIXED = [
     {"forward": False}, {"act_scale": "ACTIVATION_SCALE_PER_TENSOR"}, {"grad_scale": "ACTIVATION_SCALE_PER_TENSOR"},
     {"stochastic_gradients": True}, {"stochastic_forward": True}, {"target_modules": ["q_proj", "down_proj"]},
     {"init": "WEIGHT_INIT_RANDOM"}, {"compute_dtype": "COMPUTE_DTYPE_F32"}, {"weight_scale": "INT8_SCALE_TENSOR"},
-    *({"master_dtype": "COMPUTE_DTYPE_BF16", **more} for more in ({}, {"preset": "a8w8-qat", "init": "WEIGHT_INIT_RANDOM"}, {"preset": "switchback"})),
+    *({"master_dtype": "COMPUTE_DTYPE_BF16", **more}
+      for more in ({}, {"preset": "a8w8-qat", "init": "WEIGHT_INIT_RANDOM"}, {"preset": "switchback"})),
 ]
 # An evaluation of the model as trained, which reads bf16 parameters in float products.
 INT8_MIXED_FAST = [{"int8_mixed": {"master_dtype": "COMPUTE_DTYPE_BF16", "preset": "torchao", "stochastic_gradients": True},
@@ -182,9 +188,10 @@ def test_evaluation_as_trained_is_that_of_the_served_model(train, method):
 
 # Launches of a step by the products and quantizers of the 21 linears of 3 layers, and of the head.
 LINEARS = 21
-ROWS_OF_A_LAYER = 2  # that no norm makes: those of o_proj and down_proj
+ROWS_OF_A_LAYER = 2  # inputs of linears that no norm makes: those of o_proj and down_proj
 LAUNCHES = [
-    # Codes of g once as rows and once transposed, of W^T and of x: three products, and nothing is multiplied as floats.
+    # Codes of the gradient g, as rows and transposed, of W^T and of x: three products. No linear multiplies floats; the one
+    # matmul_dense is the head.
     ({"int8_mixed": {}}, {"matmul_int8": 3 * LINEARS, "matmul_dense": 1, "quantize_int8": LINEARS, "quantize_int8_transposed": 3 * LINEARS,
                           "rms_norm_quantize": 6, "quantize_activations": 3 * ROWS_OF_A_LAYER + LINEARS}),
     # Each linear quantizes its own rows.
@@ -197,8 +204,9 @@ LAUNCHES = [
                        "quantize_activations": 3 * ROWS_OF_A_LAYER}),
     ({"int8_qt": {"compute": "INT8_QT_COMPUTE_FLOAT"}}, {"matmul_int8_weight": LINEARS, "matmul_dense": 1, "quantize_int8": LINEARS}),
     # Every linear is merged once a step. The backward pass makes the rows again.
-    ({"qlora": {"merge_aware_int8": True}}, {"dequantize_nf4": LINEARS, "matmul_dense": LINEARS + 1, "quantize_int8": LINEARS, "matmul_int8": LINEARS,
-                                             "rms_norm_quantize": 12, "quantize_activations": 2 * 3 * ROWS_OF_A_LAYER}),
+    ({"qlora": {"merge_aware_int8": True}}, {"dequantize_nf4": LINEARS, "matmul_dense": LINEARS + 1, "quantize_int8": LINEARS,
+                                             "matmul_int8": LINEARS, "rms_norm_quantize": 12,
+                                             "quantize_activations": 2 * 3 * ROWS_OF_A_LAYER}),
     ({"lora": {}}, {"matmul_bf16": LINEARS, "matmul_dense": 2 * LINEARS}),
     # The head has codes too.
     ({"lora": {}, "base_model": "small-int8"}, {"matmul_int8": LINEARS + 1, "matmul_dense": 2 * LINEARS, "rms_norm_quantize": 12,
@@ -209,8 +217,10 @@ LAUNCHES = [
 
 @pytest.mark.parametrize(("changes", "wanted"), LAUNCHES, ids=[json.dumps(changes) for changes, _ in LAUNCHES])
 def test_step_launches_the_kernels_of_its_method(train, changes, wanted):
-    """The second step: the first has launches of the start of the job. 192 tokens are one piece of the head's product."""
-    spec = {"base_model": "small", "train_dataset": "ragged", "data": {"max_seq_len": 96}, "run": {"micro_batch": 2, "max_steps": 2}, **changes}
+    """Checks the second step, because the first has launches of the start of the job. The head's product of the 192 tokens
+    is one launch."""
+    spec = {"base_model": "small", "train_dataset": "ragged", "data": {"max_seq_len": 96}, "run": {"micro_batch": 2, "max_steps": 2},
+            **changes}
     step = [event for event in train.job(spec)[1] if event.get("type") == "step"][1]
     kernels = {launch["kernel"]: launch["count"] for launch in step["launches"]}
     assert {name: count for name, count in kernels.items()

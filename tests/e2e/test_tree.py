@@ -1,5 +1,5 @@
-"""Checks the tree: permitted includes (docs/ARCHITECTURE.md), files that documents name, formatting, and unique names
-of the cases of CTest."""
+"""Checks the tree: permitted includes (docs/ARCHITECTURE.md), files that documents name, imports of tests, lengths of
+functions and test files, formatting, and unique names of the cases of CTest."""
 import ast
 import collections
 import json
@@ -111,7 +111,9 @@ def imported_without_skip(source):
     """Packages of NEEDS_FULL that a test file imports when it is collected, before pytest.importorskip names them."""
     checked, wrong = set(), []
     for statement in ast.parse(source).body:
-        calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)] if isinstance(statement, (ast.Assign, ast.Expr)) else []
+        calls = []
+        if isinstance(statement, (ast.Assign, ast.Expr)):
+            calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
         checked |= {call.args[0].value.split(".")[0] for call in calls if ast.unparse(call.func) == "pytest.importorskip"}
         names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
         if isinstance(statement, ast.ImportFrom):

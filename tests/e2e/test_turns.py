@@ -14,8 +14,8 @@ pytestmark = pytest.mark.full
 
 # Requests as many tokens as the model takes, in a loop, without a pause after a refusal.
 FLOOD = """try:
-            api.call("InferenceService", "Generate", message("GenerateRequest", model="small", text="a", priority={priority}, stopping=message(
-                "Stopping", max_tokens=1000, ignore_eos=True)), timeout=120)
+            api.call("InferenceService", "Generate", message("GenerateRequest", model="small", text="a", priority={priority},
+                stopping=message("Stopping", max_tokens=1000, ignore_eos=True)), timeout=120)
         except Exception as error:
             assert "QUEUE_FULL" in str(error) or "already waiting" in str(error) or "longer than" in str(error), error"""
 
@@ -49,7 +49,8 @@ def test_C4_a_flood_of_one_principal_holds_up_no_other(server):
     with attackers(server, 40, FLOOD.format(priority=0), server.tokens["flood"]):
         attacked = p99_of(calls)
     check_beside(quiet, attacked, slack=10)
-    # A principal that may set priorities holds up the others for ten seconds, not forever.
+    # A principal that may set priorities holds up the others for ten seconds, not forever: waiting requests rise by one
+    # priority in each kAgeing, 100 ms (server/serve/waiting_queue.h). The limit leaves time for a busy machine.
     with attackers(server, 40, FLOOD.format(priority=100), server.tokens["boss"]):
         began = time.monotonic()
         generate(api)

@@ -7,7 +7,6 @@ import threading
 
 import grpc
 
-
 from wire import Api, message
 from soon import soon
 
@@ -43,7 +42,8 @@ def test_C10_an_interrupted_upload_is_resumed_by_another_client(make_server, tmp
     file.write_bytes(ROWS)
     interrupt(server, "page", "mine", ROWS[:10_001])
     (upload,) = server.json("uploads", "list")["uploads"]
-    assert upload == {"id": "mine", "kind": "dataset", "state": "interrupted", "name": "page", "bytes": 10_001, "files": 1, "principal": "local"}
+    assert upload == {"id": "mine", "kind": "dataset", "state": "interrupted", "name": "page", "bytes": 10_001, "files": 1,
+                      "principal": "local"}
     uploaded = server.json("datasets", "upload", file, "--name", "page", "--resume", "mine")
     assert uploaded["sha256"] == hashlib.sha256(ROWS).hexdigest() and uploaded["rows"] == 500
     assert server.json("uploads", "list")["uploads"] == [] and os.listdir(server.state / "uploads") == []

@@ -1,6 +1,6 @@
-// F8: a chat template, and after the last NUL byte (if there is one) the messages as JSON; or a whole
-// tokenizer_config.json. Templates are untrusted programs: they must end in time, within their memory, and with a
-// status.
+// F8: a chat template, and after the last NUL byte (if there is one) the messages as JSON. An input that begins with {"
+// is also read as a whole tokenizer_config.json. Templates are untrusted programs: they must end in time, within their
+// memory, and with a status.
 #include <filesystem>
 #include <fstream>
 #include <string>

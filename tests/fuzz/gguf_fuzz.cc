@@ -15,7 +15,7 @@ using nibble::fuzz::ExpectClean;
 
 namespace {
 
-constexpr std::int64_t kMaxElements = 1 << 16;  // of a dequantized tensor; limits the time, not a limit of the product
+constexpr std::int64_t kMaxElements = 1 << 16;  // larger tensors are not dequantized here, to limit the time
 
 void FuzzReader(std::string_view input) {
   const auto file =

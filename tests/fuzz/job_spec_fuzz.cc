@@ -47,11 +47,11 @@ class Inputs {
           R"({"prompt": "", "completion": "a man and the thin end"})");
     Write("chat", R"({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "the end"}]})",
           R"({"messages": [{"role": "assistant", "content": "in the land"}]})");
-    // Without these, the corpus would test nothing.
+    // If the default specs had no plan, the corpus would not test plans.
     for (const char* format : {"text", "prompt_completion", "chat"}) {
       jobs::JobSpec spec;
       spec.data.format = format;
-      Expect(plan::PlanJob(jobs::Resolve(spec, "job-1", "text", "cpu"), Of(format, true)).ok(),
+      Expect(plan::PlanJob(jobs::Resolve(spec, "job-1", "text", "cpu"), Of(format, /*with_eval=*/true)).ok(),
              "the default spec has a plan");
     }
   }

@@ -1,5 +1,7 @@
 // F3: JSON text, above all its depth; a document is unchanged after writing and reading. Also config.json, whose
 // numbers become sizes.
+#include <algorithm>
+
 #include "server/base/json.h"
 #include "server/model/model_config.h"
 #include "tests/fuzz/fuzz.h"

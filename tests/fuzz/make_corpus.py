@@ -139,7 +139,8 @@ def make_json():
                          "huge": {"hidden_size": 1 << 62, "intermediate_size": 1 << 62, "vocab_size": 1 << 62},
                          "heads-do-not-divide": {"num_key_value_heads": 3}, "odd-head": {"head_dim": 7},
                          "text-for-number": {"vocab_size": "112"}, "float-for-number": {"num_hidden_layers": 2.5},
-                         "eos-list": {"eos_token_id": [1, 2, -1]}, "theta-0": {"rope_parameters": {"rope_theta": 0, "rope_type": "default"}},
+                         "eos-list": {"eos_token_id": [1, 2, -1]},
+                         "theta-0": {"rope_parameters": {"rope_theta": 0, "rope_type": "default"}},
                          "llama3": {"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
                                                         "high_freq_factor": 1.0, "original_max_position_embeddings": 8192}},
                          "rope-is-text": {"rope_parameters": "default"}, "eps-negative": {"rms_norm_eps": -1}}.items():
@@ -222,8 +223,8 @@ def make_job_spec():
     base = {"method": "qlora", "base_model": "m", "train_dataset": "d"}
     put("smallest", base)
     full = {**base, "display_name": "n", "eval_dataset": "e", "output_model": "o", "device": "cpu",
-            "data": {"format": "chat", "max_seq_len": 128, "packing": "none", "overlong": "truncate", "train_on_prompt": True, "shuffle_seed": 3,
-                     "add_special_tokens": False},
+            "data": {"format": "chat", "max_seq_len": 128, "packing": "none", "overlong": "truncate", "train_on_prompt": True,
+                     "shuffle_seed": 3, "add_special_tokens": False},
             "qlora": {"r": 8, "alpha": 16, "dropout": 0.1, "target_modules": ["q_proj"], "use_rslora": True, "double_quant": False,
                       "compute_dtype": "fp32", "seed": 4},
             "optim": {"lr": 1e-3, "beta1": 0.5, "beta2": 0.9, "eps": 1e-6, "weight_decay": 0.1, "max_grad_norm": 0, "schedule": "linear",
@@ -232,15 +233,18 @@ def make_job_spec():
                     "keep_last": 1, "seed": 9, "priority": -3}, "labels": {"team": "x"}}
     put("full", full)
     for name, change in {"rank-0": {"qlora": {"r": 0}}, "rank-negative": {"qlora": {"r": -1}}, "rank-huge": {"qlora": {"r": 1 << 62}},
-                         "lr-huge": {"optim": {"lr": 1e300}}, "lr-text": {"optim": {"lr": "1"}}, "epochs-and-steps": {"run": {"epochs": 1, "max_steps": 1}},
-                         "steps-min": {"run": {"max_steps": -(1 << 63)}}, "batch-huge": {"run": {"micro_batch": 1 << 40, "grad_accum": 1 << 40}},
+                         "lr-huge": {"optim": {"lr": 1e300}}, "lr-text": {"optim": {"lr": "1"}},
+                         "epochs-and-steps": {"run": {"epochs": 1, "max_steps": 1}}, "steps-min": {"run": {"max_steps": -(1 << 63)}},
+                         "batch-huge": {"run": {"micro_batch": 1 << 40, "grad_accum": 1 << 40}},
                          "unknown-key": {"optim": {"learning_rate": 1}}, "labels-many": {"labels": {str(i): "x" for i in range(17)}},
-                         "labels-not-text": {"labels": {"a": 1}}, "device-odd": {"device": "cuda:-1"}, "device-huge": {"device": "cuda:99999999999"},
-                         "method": {"method": "bitnet_qat"}, "name-path": {"output_model": "../x"}, "targets-empty": {"qlora": {"target_modules": []}},
+                         "labels-not-text": {"labels": {"a": 1}}, "device-odd": {"device": "cuda:-1"},
+                         "device-huge": {"device": "cuda:99999999999"}, "method": {"method": "bitnet_qat"},
+                         "name-path": {"output_model": "../x"}, "targets-empty": {"qlora": {"target_modules": []}},
                          "targets-unknown": {"qlora": {"target_modules": ["lm_head", 3]}}, "data-null": {"data": None},
                          "patterns": {"qlora": {"target_pattern": ".*[.](q|v)_proj", "use_dora": True, "rank_pattern": {"0.*q_proj": 2},
                                                 "alpha_pattern": {"v_proj": 0.5}}},
-                         "saved": {"qlora": {"modules_to_save": ["norm", "lm_head"]}}, "saved-bad": {"qlora": {"modules_to_save": ["", "."]}},
+                         "saved": {"qlora": {"modules_to_save": ["norm", "lm_head"]}},
+                         "saved-bad": {"qlora": {"modules_to_save": ["", "."]}},
                          "patterns-bad": {"qlora": {"target_pattern": "(?i)(a{9}){9}[", "rank_pattern": {"": 0}}}}.items():
         put("json-" + name, {**base, **change})
     # Specs that the planner must plan or refuse.
@@ -283,13 +287,15 @@ def gvalue(kind, value):
 
 def gguf(keys, tensors, version=3, magic=b"GGUF", num_tensors=None, num_keys=None, alignment=32, tail=b""):
     """tensors: name, dims (fastest first), type, offset or None, bytes."""
-    out = magic + struct.pack("<IQQ", version, len(tensors) if num_tensors is None else num_tensors, len(keys) if num_keys is None else num_keys)
+    out = magic + struct.pack("<IQQ", version, len(tensors) if num_tensors is None else num_tensors,
+                              len(keys) if num_keys is None else num_keys)
     for key, kind, value in keys:
         out += gstring(key) + struct.pack("<I", kind) + (value if isinstance(value, bytes) and kind != STRING else gvalue(kind, value))
     data = b""
     for name, dims, kind, offset, content in tensors:
         at = len(data) if offset is None else offset
-        out += gstring(name) + struct.pack("<I", len(dims)) + b"".join(struct.pack("<Q", dim) for dim in dims) + struct.pack("<IQ", kind, at)
+        out += gstring(name) + struct.pack("<I", len(dims)) + b"".join(struct.pack("<Q", dim) for dim in dims)
+        out += struct.pack("<IQ", kind, at)
         data += content + b"\0" * (-len(content) % alignment)
     return out + b"\0" * (-len(out) % alignment) + data + tail
 
@@ -300,7 +306,8 @@ def make_gguf():
     keys = [("general.architecture", STRING, "llama"), ("llama.block_count", U32, 1), ("llama.context_length", U32, 16),
             ("llama.embedding_length", U32, 4), ("llama.feed_forward_length", U32, 4), ("llama.attention.head_count", U32, 2),
             ("llama.attention.head_count_kv", U32, 1), ("llama.attention.layer_norm_rms_epsilon", F32, 1e-5),
-            ("tokenizer.ggml.model", STRING, "gpt2"), ("tokenizer.ggml.pre", STRING, "smollm"), ("tokenizer.ggml.tokens", ARRAY, (STRING, tokens)),
+            ("tokenizer.ggml.model", STRING, "gpt2"), ("tokenizer.ggml.pre", STRING, "smollm"),
+            ("tokenizer.ggml.tokens", ARRAY, (STRING, tokens)),
             ("tokenizer.ggml.token_type", ARRAY, (I32, [3, 3] + [1] * 6)), ("tokenizer.ggml.merges", ARRAY, (STRING, ["a b"])),
             ("tokenizer.ggml.bos_token_id", U32, 0), ("tokenizer.ggml.eos_token_id", U32, 1), ("tokenizer.ggml.add_bos_token", BOOL, False),
             ("tokenizer.chat_template", STRING, "{{ messages }}")]
@@ -321,12 +328,13 @@ def make_gguf():
     put("fewer-token-types", change("tokenizer.ggml.token_type", ARRAY, (I32, [3])), tensors)
     put("token-twice", change("tokenizer.ggml.tokens", ARRAY, (STRING, ["a"] * 8)), tensors)
     put("bos-out-of-range", change("tokenizer.ggml.bos_token_id", U32, (1 << 32) - 1), tensors)
-    put("spm", change("tokenizer.ggml.model", STRING, "llama") + [("tokenizer.ggml.scores", ARRAY, (F32, [float(-i) for i in range(8)]))], tensors)
-    put("scores-nan", change("tokenizer.ggml.model", STRING, "llama") + [("tokenizer.ggml.scores", ARRAY, (F32, [float("nan")] * 8))], tensors)
-    one = [("t", [32], 8, None, b"\0" * 34)]
+    spm = change("tokenizer.ggml.model", STRING, "llama")
+    put("spm", spm + [("tokenizer.ggml.scores", ARRAY, (F32, [float(-i) for i in range(8)]))], tensors)
+    put("scores-nan", spm + [("tokenizer.ggml.scores", ARRAY, (F32, [float("nan")] * 8))], tensors)
+    one = [("t", [32], 8, None, b"\0" * 34)]  # Q8_0: a block of 32 elements has 34 bytes
     architecture = keys[:1]
     put("q8", architecture, one)
-    for kind, block in {1: 64, 2: 18, 3: 20, 30: 64}.items():
+    for kind, block in {1: 64, 2: 18, 3: 20, 30: 64}.items():  # F16, Q4_0, Q4_1, BF16: bytes of 32 elements
         put(f"type-{kind}", architecture, [("t", [32], kind, None, b"\0" * block)])
     put("magic", architecture, one, magic=b"GGML")
     put("version-1", architecture, one, version=1)
@@ -372,7 +380,8 @@ def make_chat_template():
     put("messages-deep", "{{ messages | tojson }}\0" + "[" * 60 + "]" * 60)
     put("messages-broken", "{{ messages }}\0[")
     put("doubling", "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}")
-    put("nested-loops", "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}x{% endfor %}{% endfor %}{% endfor %}")
+    put("nested-loops", "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}x"
+        + "{% endfor %}" * 3)
     put("huge-range", "{% for a in range(99999999999) %}{{ a }}{% endfor %}")
     put("recursion", "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}")
     put("include", "{% include '/etc/passwd' %}{% import 'x' as y %}{% extends 'z' %}")

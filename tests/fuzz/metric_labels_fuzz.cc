@@ -1,5 +1,5 @@
 // F10: a text in every label whose value comes from outside telemetry. For any text, a scrape gives an exposition that
-// Prometheus can read, with one line per series. Checks for ASCII without NUL that only escapes change the text.
+// Prometheus can read, with one line per series. If the text is ASCII without NUL, only escapes change it.
 #include <algorithm>
 #include <string>
 
@@ -12,7 +12,7 @@ using nibble::fuzz::Expect;
 
 namespace {
 
-constexpr std::size_t kMaxText = 4096;  // occurs in about a hundred lines; limits the time, not a limit of the product
+constexpr std::size_t kMaxText = 4096;  // limits the time of this test: a text occurs in about a hundred lines
 
 std::string Escaped(std::string_view text) {
   std::string out;

@@ -1,5 +1,6 @@
 // The real file system, except that one file has the input as its text, and nothing can be written.
 #pragma once
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>

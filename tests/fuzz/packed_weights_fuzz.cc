@@ -120,7 +120,7 @@ void Run(const model::LoadedModel& loaded, const kernels::Stream& stream) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const std::array<ArtifactDirectory, 5> directories = {
       ArtifactDirectory(Info(model::Format::kInt8), /*tied=*/false),
-      ArtifactDirectory(Info(model::Format::kInt8, 2, /*int8_head=*/true), /*tied=*/true),
+      ArtifactDirectory(Info(model::Format::kInt8, /*act_outliers=*/2, /*int8_head=*/true), /*tied=*/true),
       ArtifactDirectory(Info(model::Format::kNf4), /*tied=*/true),
       ArtifactDirectory(Info(model::Format::kTernary), /*tied=*/true), ArtifactDirectory(FloatScales(), /*tied=*/true)};
   if (size == 0) return 0;

@@ -101,7 +101,7 @@ int main(int argc, char** argv) {
     std::strncpy(g_input, path.c_str(), sizeof g_input - 1);
     std::ifstream file(path, std::ios::binary);
     const std::vector<std::uint8_t> bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-    if (file.bad()) {
+    if (!file.is_open() || file.bad()) {
       Say("cannot be read");
       return 1;
     }

@@ -20,7 +20,8 @@ while (($#)); do
   shift
 done
 for number in "${seconds:-1}" "${runs:-1}"; do
-  [[ $number =~ ^[1-9][0-9]*$ ]] || { echo "fuzz: --seconds and --runs take a number from 1, not '$number'" >&2; exit 2; }
+  [[ $number =~ ^[1-9][0-9]*$ ]] ||
+    { echo "fuzz: --seconds and --runs take a number from 1, not '$number'" >&2; exit 2; }
 done
 # libFuzzer's values for no limit: 0 seconds, -1 runs.
 if [[ -n $runs ]]; then seconds=${seconds:-0}; fi
@@ -35,9 +36,10 @@ mkdir -p "$work/findings" "$work/logs"
 fuzz() {
   local target=$1 log=$work/logs/$1.log
   mkdir -p "$work/corpus/$target"
-  local options=(-max_total_time="$seconds" -runs="$runs" -timeout=5 -rss_limit_mb=512 -malloc_limit_mb=256 -max_len=65536
-    -print_final_stats=1 -artifact_prefix="$work/findings/$target-")
-  if "$work/bin/${target}_fuzz" "${options[@]}" "$work/corpus/$target" "$root/tests/fuzz/corpus/$target" >"$log" 2>&1; then
+  local options=(-max_total_time="$seconds" -runs="$runs" -timeout=5 -rss_limit_mb=512 -malloc_limit_mb=256
+    -max_len=65536 -print_final_stats=1 -artifact_prefix="$work/findings/$target-")
+  if "$work/bin/${target}_fuzz" "${options[@]}" "$work/corpus/$target" "$root/tests/fuzz/corpus/$target" \
+    >"$log" 2>&1; then
     printf '%-14s %9s runs, nothing found\n' "$target" "$(awk '/number_of_executed_units/ {print $2}' "$log")"
   else
     printf '%-14s FOUND: %s\n' "$target" "$(grep -m 1 -E 'SUMMARY|does not hold|ERROR' "$log" || echo "see $log")"

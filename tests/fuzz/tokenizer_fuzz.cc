@@ -15,7 +15,7 @@ namespace {
 // Decoding token by token gives the same text as decoding at once.
 void FuzzStream(const nibble::text::Tokenizer& tokenizer, const std::vector<std::int32_t>& ids,
                 const std::string& whole, std::string_view input) {
-  nibble::text::StreamDecoder stream(tokenizer, true);
+  nibble::text::StreamDecoder stream(tokenizer, /*skip_special_tokens=*/true);
   std::string text;
   for (const std::int32_t id : ids) {
     const auto delta = stream.Append(id);
@@ -47,21 +47,21 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (const auto& token : (*tokenizer)->added_tokens()) {
     Expect((*tokenizer)->TokenId(token.content).has_value() || token.content.empty(), "an added token has an id");
   }
-  const auto ids = (*tokenizer)->Encode(text, true);
+  const auto ids = (*tokenizer)->Encode(text, /*add_special_tokens=*/true);
   ExpectClean(ids.status(), input);
   if (!ids.ok()) return 0;
   for (const std::int32_t id : *ids) Expect(id >= 0, "ids are not negative");
-  const auto once = (*tokenizer)->EncodeWithSpans(text, true);
+  const auto once = (*tokenizer)->EncodeWithSpans(text, /*add_special_tokens=*/true);
   Expect(once.ok() && once->tokens.size() <= ids->size(), "each special token is added at most once");
   for (const auto& span : once->tokens)
     Expect(span.begin <= span.end && span.end <= text.size(), "spans lie in the text");
-  const auto whole = (*tokenizer)->Decode(*ids, true);
+  const auto whole = (*tokenizer)->Decode(*ids, /*skip_special_tokens=*/true);
   ExpectClean(whole.status(), input);
   if (whole.ok()) FuzzStream(**tokenizer, *ids, *whole, input);
   std::vector<std::int32_t> odd = {0, 1, 1 << 20, INT32_MAX};
-  ExpectClean((*tokenizer)->Decode(odd, false).status(), input);
+  ExpectClean((*tokenizer)->Decode(odd, /*skip_special_tokens=*/false).status(), input);
   odd.push_back(-1);
-  const auto negative = (*tokenizer)->Decode(odd, false);
+  const auto negative = (*tokenizer)->Decode(odd, /*skip_special_tokens=*/false);
   Expect(!negative.ok(), "a negative id is refused");
   ExpectClean(negative.status(), input);
   return 0;

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <tuple>
 #include <vector>
 
 #include "kernels/ops/quantize/quantize_int8.h"
@@ -14,17 +16,18 @@ namespace {
 
 using support::CpuStream;
 
+constexpr StochasticRounding kHow = {.enabled = true, .seed = 42, .stream = 1};
+
 // How many of n draws round v up.
 std::int64_t RoundedUp(float v, std::int64_t n) {
-  const StochasticRounding how = {true, 42, 1};
   std::int64_t up = 0;
-  for (std::int64_t i = 0; i < n; ++i) up += RoundAt(how, i / 1000, i % 1000, v) > std::floor(v);
+  for (std::int64_t i = 0; i < n; ++i) up += RoundAt(kHow, i / 1000, i % 1000, v) > std::floor(v);
   return up;
 }
 
 TEST(StochasticRoundingTest, IntegersNeverMove) {
   for (const float v : {0.0f, -0.0f, 1.0f, 5.0f, -5.0f, 126.0f, -127.0f, 127.0f}) {
-    EXPECT_EQ(RoundedUp(v, 1'000'000), 0) << v;
+    for (std::int64_t i = 0; i < 1'000'000; ++i) ASSERT_EQ(RoundAt(kHow, i / 1000, i % 1000, v), v) << i;
   }
 }
 
@@ -50,7 +53,11 @@ TEST(StochasticRoundingTest, BF16RoundsToItsTwoNeighbours) {
     std::int64_t up = 0;
     for (std::uint64_t block = 0; block < kBlocks; ++block) {
       StochasticBits(3, block, 1, bits);
-      for (const std::uint16_t draw : bits) up += ToFloat(ToBF16Stochastically(x, draw)) == away && unit != 0;
+      for (const std::uint16_t draw : bits) {
+        const float rounded = ToFloat(ToBF16Stochastically(x, draw));
+        ASSERT_TRUE(rounded == toward_zero || rounded == away) << x;
+        up += rounded == away && unit != 0;
+      }
     }
     constexpr double kDraws = kBlocks * kDrawsPerBlock;
     EXPECT_NEAR(static_cast<double>(up), p * kDraws, 4 * std::sqrt(p * (1 - p) * kDraws) + 1e-9) << x;
@@ -61,7 +68,8 @@ TEST(StochasticRoundingTest, BF16RoundsToItsTwoNeighbours) {
 
 TEST(StochasticRoundingTest, DrawsOfElementsDiffer) {
   float first[8], other[8];
-  StochasticDraws({true, 1, 1}, 0, 0, first);
+  StochasticDraws({.enabled = true, .seed = 1, .stream = 1}, /*row=*/0, /*block=*/0, first);
+  // Each case changes one of seed, stream, row and block.
   for (const auto& [how, row, block] : std::vector<std::tuple<StochasticRounding, std::int64_t, std::int64_t>>{
            {{true, 2, 1}, 0, 0}, {{true, 1, 2}, 0, 0}, {{true, 1, 1}, 1, 0}, {{true, 1, 1}, 0, 1}}) {
     StochasticDraws(how, row, block, other);

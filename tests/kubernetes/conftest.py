@@ -1,5 +1,5 @@
 """Tests on a real control plane of Kubernetes (tests/support/control_plane.py), which `deploy/setup.sh --kubernetes`
-builds. Without it they are skipped. Those on a real node run only by tests/node.sh."""
+builds. Without it they are skipped. Only tests/node.sh runs the tests on a real node."""
 import contextlib
 import importlib.util
 import os

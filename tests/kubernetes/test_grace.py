@@ -12,8 +12,8 @@ from test_kubernetes_runner import TEMPLATES, start  # noqa: F401 (fixture)
 from test_runner import templates
 
 CANCEL_S, PAUSE_S = 4, 7
-POD_S = PAUSE_S + 10  # of a pod whose template has no grace of its own
-DEATH_S = 1  # of a pod that is killed: the API server deletes none at once
+POD_S = PAUSE_S + 10  # grace of a pod whose template does not set one
+DEATH_S = 1  # grace of a pod that nibbled kills: with 0 the API server would drop the pod before its processes end
 SLACK_S = 5  # for a busy machine, after the moment at which something should happen
 STEPS, SAVE = 5000, 1000  # a trainer that is not stopped trains for minutes
 COMMANDS = {"cancel": (["cancel"], CANCEL_S, "CANCELLED"), "pause": (["pause"], PAUSE_S, "PAUSED"),
@@ -28,7 +28,7 @@ class TimedProcess(PodProcess):
         self.stops, self.ended = [], None
 
     def stop(self, grace):
-        if self.process.poll() is None:  # the pod's last event comes when it has ended
+        if self.process.poll() is None:  # the last event of the pod arrives after its process has ended
             self.stops.append((time.monotonic(), grace))
         super().stop(grace)
 
@@ -46,8 +46,8 @@ class TimedProcess(PodProcess):
 
 
 def create(server, *more):
-    return server.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", STEPS, "--save-every", SAVE,
-                       *TRAIN, *more)["id"]
+    return server.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", STEPS,
+                       "--save-every", SAVE, *TRAIN, *more)["id"]
 
 
 class Stopped:
@@ -80,7 +80,8 @@ class Stopped:
 def begin(start, cluster):
     def make(ignoring, **pod):
         cluster.kubelet.run = TimedProcess
-        server = start(templates(pod=pod), cancel_grace_s=CANCEL_S, pause_grace_s=PAUSE_S, lost_node_timeout_s=60, no_progress_timeout_s=600)
+        server = start(templates(pod=pod), cancel_grace_s=CANCEL_S, pause_grace_s=PAUSE_S, lost_node_timeout_s=60,
+                       no_progress_timeout_s=600)
         return Stopped(server, cluster, ignoring)
     return make
 

@@ -37,7 +37,7 @@ class Killer:
     def __init__(self, server, proxy, cluster):
         self.server, self.proxy, self.cluster = server, proxy, cluster
         self.jobs = {}  # job: whether its cancel was acknowledged
-        self.unordered = set()  # jobs of which an attempt had no order yet when the server was killed
+        self.unordered = set()  # jobs with an attempt that had no order (attempt.json) yet when the server was killed
         self.adopted, self.slowest = 0, 0.0
         self.recorded = {True: 0, False: 0}  # open attempts at a kill, by whether their Job was recorded
 
@@ -58,7 +58,7 @@ class Killer:
         self.jobs[job] = True
 
     def cancel_at(self, point, made, end):
-        """Cancels a new job whose pod has begun. Returns the trap of its Job's deletion."""
+        """Cancels a new job as soon as its pod exists. Returns the trap of its Job's deletion."""
         job = self.create(made)
         trap = self.proxy.trap = Trap(*point, end, name=job)
         soon(lambda: [pod for pod in self.cluster.pods() if pod["metadata"]["labels"]["nibble.dev/job"] == job])
@@ -116,7 +116,8 @@ def check_end(killer, cluster, digest):
     counts = {SUCCEEDED: 0, CANCELLED: 0}
     with contextlib.closing(Api(server.grpc)) as api:
         for job, cancelled in killer.jobs.items():
-            got = soon(lambda: (one := api.call("FineTuneService", "GetJob", name=job)).state in (SUCCEEDED, FAILED, CANCELLED) and one, job, 120)
+            got = soon(lambda: (one := api.call("FineTuneService", "GetJob", name=job)).state in (SUCCEEDED, FAILED, CANCELLED) and one,
+                       job, 120)
             assert got.state == CANCELLED or got.state == SUCCEEDED and not cancelled, got
             assert got.retries == 0 and got.attempt == 1 + (job in killer.unordered), got
             events = read_events(api, job)

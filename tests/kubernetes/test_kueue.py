@@ -163,14 +163,16 @@ class Tenant:
         folder.mkdir()
         self.cluster = Cluster(plane, folder, {})
         Players(self.cluster, recording, lasts=lambda number: TRAINING_S)
-        flavor = {"name": "default", "resources": [{"name": "cpu", "nominalQuota": str(2 * SHARE)}, {"name": "memory", "nominalQuota": "100Gi"}]}
+        flavor = {"name": "default", "resources": [{"name": "cpu", "nominalQuota": str(2 * SHARE)},
+                                                   {"name": "memory", "nominalQuota": "100Gi"}]}
         put(plane.api, "clusterqueues", "ClusterQueue", name, spec={
             "cohortName": "tenants", "namespaceSelector": {}, "preemption": {"reclaimWithinCohort": "Any"},
             "resourceGroups": [{"coveredResources": ["cpu", "memory"], "flavors": [flavor]}]})
         put(plane.api, f"namespaces/{self.cluster.name}/localqueues", "LocalQueue", "team", spec={"clusterQueue": name})
         (folder / "templates.json").write_text(json.dumps(TEMPLATES))
         flags = {**FLAGS, "kubernetes_queue": "team", "trainer_templates": folder / "templates.json", "max_running_jobs": 4 * SHARE}
-        self.server = Server(folder / "state", *self.cluster.flags, *(word for name, value in flags.items() for word in (f"--{name}", value))).start()
+        words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+        self.server = Server(folder / "state", *self.cluster.flags, *words).start()
         self.server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
         self.server.run("datasets", "upload", text_file, "--name", "page")
         self.jobs = []
@@ -234,8 +236,8 @@ def test_two_tenants_share_a_quota_and_borrow_what_the_other_does_not_use(tenant
     preempted = len(first.cluster.created()) - len(first.jobs)
     print(f"{len(shared)} looks while both tenants had waiting trainers: on average {taken[0] / len(shared):.2f} places for the first, "
           f"{taken[1] / len(shared):.2f} for the second, share of the first {share:.2f}; {preempted} of its trainers were preempted")
-    # A place is empty for a moment after each end, which differs between the tenants, but none ever has more than its share,
-    # except that the two are not looked at in the same moment.
+    # After each end, a place is empty for a moment, longer for one tenant than for the other. No tenant has more than its
+    # share. A look may show more, because the two tenants are not read at the same moment.
     assert len(shared) >= 10 and 0.4 <= share <= 0.6
     assert sum(one > SHARE for both in shared for one in both) <= len(shared) // 10
     assert preempted > 0, "the second tenant took back its share at once"

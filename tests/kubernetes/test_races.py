@@ -70,11 +70,12 @@ def test_cancel_that_races_the_completion_of_a_pod_ends_once(start, cluster, rec
     ends = [(end.state, accepted) for end, accepted in racer.jobs.values()]
     cancelled, refused = ends.count((CANCELLED, True)), ends.count((SUCCEEDED, False))
     succeeded = ends.count((SUCCEEDED, True)) + refused
-    print(f"{races} races in {time.monotonic() - began:.0f} s: {cancelled} CANCELLED, {succeeded} SUCCEEDED, of which {refused} refused the cancel; "
-          f"both are equally likely {racer.delay:.2f} s after the end of the training")
+    print(f"{races} races in {time.monotonic() - began:.0f} s: {cancelled} CANCELLED, {succeeded} SUCCEEDED, of which {refused} "
+          f"refused the cancel; both are equally likely {racer.delay:.2f} s after the end of the training")
     assert cancelled + succeeded == len(racer.jobs) == races
     assert cancelled and succeeded
     soon(lambda: cluster.jobs() == [] and cluster.pods() == [], "the cluster is empty")
     assert sorted(cluster.created()) == sorted(f"nibble-{job}-1" for job in racer.jobs)
     models = {model["name"] for model in server.json("models", "list")["models"]} - {"small"}
-    assert models == {end.output_model for end, _ in racer.jobs.values() if end.state == SUCCEEDED}, "a model without success, or the reverse"
+    published = {end.output_model for end, _ in racer.jobs.values() if end.state == SUCCEEDED}
+    assert models == published, "a model without success, or the reverse"

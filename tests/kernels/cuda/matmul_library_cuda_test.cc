@@ -132,7 +132,7 @@ TEST_F(MatmulLibraryCudaTest, ProductWithoutColumnsIsZero) {
 TEST_F(MatmulLibraryCudaTest, NothingIsLaunchedWithoutRows) {
   for (const Shape& shape : {Shape{0, 7, 13}, {7, 0, 13}}) {
     Product p(shape, DType::kF32, DType::kF32, DType::kF32, 0);
-    const absl::Status status = p.Run(*context_, stream_, true, true, 0);
+    const absl::Status status = p.Run(*context_, stream_, /*with_bias=*/true, /*accumulate=*/true, /*offset=*/0);
     ASSERT_TRUE(status.ok()) << status;
   }
   EXPECT_EQ(launches_.total(), 0u);
@@ -140,20 +140,23 @@ TEST_F(MatmulLibraryCudaTest, NothingIsLaunchedWithoutRows) {
 
 TEST_F(MatmulLibraryCudaTest, WrongShapesAreRefusedBeforeAnyLaunch) {
   Product p({3, 8, 16}, DType::kF32, DType::kF32, DType::kF32, 0);
+  const auto code = [&] {
+    return p.Run(*context_, stream_, /*with_bias=*/false, /*accumulate=*/false, /*offset=*/0).code();
+  };
   p.w.cols = 15;
-  EXPECT_EQ(p.Run(*context_, stream_, false, false, 0).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(), absl::StatusCode::kInvalidArgument);
   p.w.cols = 16;
   p.y.cols = 9;
-  EXPECT_EQ(p.Run(*context_, stream_, false, false, 0).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(launches_.total(), 0u);
 }
 
-TEST_F(MatmulLibraryCudaTest, EachGridIsCounted) {
+TEST_F(MatmulLibraryCudaTest, EachLaunchIsCounted) {
   Product plain({4, 16, 64}, DType::kBF16, DType::kBF16, DType::kBF16, 0);
-  ASSERT_TRUE(plain.Run(*context_, stream_, false, true, 0).ok());
+  ASSERT_TRUE(plain.Run(*context_, stream_, /*with_bias=*/false, /*accumulate=*/true, /*offset=*/0).ok());
   EXPECT_EQ(launches_.Snapshot(), (Launches{{"cublaslt:matmul", 1}})) << "all in place";
   Product mixed({4, 16, 64}, DType::kF32, DType::kBF16, DType::kF32, 0);
-  ASSERT_TRUE(mixed.Run(*context_, stream_, true, false, 0).ok());
+  ASSERT_TRUE(mixed.Run(*context_, stream_, /*with_bias=*/true, /*accumulate=*/false, /*offset=*/0).ok());
   EXPECT_EQ(launches_.Snapshot(),
             (Launches{{"cublaslt:matmul", 2}, {"matmul_library_widen", 1}, {"matmul_library_epilogue", 1}}));
 }

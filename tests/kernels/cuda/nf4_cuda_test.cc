@@ -96,7 +96,7 @@ TEST_F(Nf4CudaTest, MatmulIsWithinTheBoundOfTheExactProduct) {
       for (const std::int64_t m : {1, 2, 3, 4, 5, 64, 129}) {
         for (const auto& [n, k] :
              {std::pair<std::int64_t, std::int64_t>{7, 13}, {9, 0}, {64, 576}, {33, 65}, {130, 1024}}) {
-          // For one to four rows, which a kernel of its own multiplies, 32, 64, 128 and 4096.
+          // One to four rows, which a separate kernel multiplies, have blocks of 32, 64, 128 and 4096.
           const std::int64_t block = m == 4 ? kNf4LargestBlock : kNf4SmallestBlock << (m - 1) % 8;
           const HostWeight w(static_cast<std::uint64_t>(m * n), n, k, block);
           const bool with_bias = (m + n) % 2 == 0;

@@ -34,7 +34,7 @@ using base::Reason;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const absl::Time now = absl::FromUnixSeconds(1'900'000'000);
+const absl::Time now = absl::FromUnixSeconds(1'900'000'000);  // 2030-03-17T17:46:40Z
 
 std::string Line(const std::string& name, const std::string& role, const std::string& token,
                  const std::string& more = "") {
@@ -53,6 +53,12 @@ AuthPolicy Policy(const std::string& text) {
 Caller With(const std::string& token) {
   Caller caller;
   caller.authorization = {"Bearer " + token};
+  return caller;
+}
+
+Caller WithHeaders(const std::vector<std::string>& values) {
+  Caller caller;
+  caller.authorization = values;
   return caller;
 }
 
@@ -107,12 +113,12 @@ TEST(DecideTest, S1NoMethodIsAllowedWithoutAValidToken) {
       {With("expired"), "TOKEN_INVALID"},
       {With(""), "TOKEN_INVALID"},
       {With(std::string(kMaxTokenBytes + 1, 'x')), "TOKEN_INVALID"},
-      {Caller{{"Basic Z29vZA=="}, {}, "", false}, "TOKEN_INVALID"},
-      {Caller{{"good"}, {}, "", false}, "TOKEN_INVALID"},
-      {Caller{{"Bearer good", "Bearer good"}, {}, "", false}, "TOKEN_INVALID"},
-      {Caller{{base::Sha256Hex("good")}, {}, "", false}, "TOKEN_INVALID"},
+      {WithHeaders({"Basic Z29vZA=="}), "TOKEN_INVALID"},
+      {WithHeaders({"good"}), "TOKEN_INVALID"},
+      {WithHeaders({"Bearer good", "Bearer good"}), "TOKEN_INVALID"},
+      {WithHeaders({base::Sha256Hex("good")}), "TOKEN_INVALID"},
       {With(base::Sha256Hex("good")), "TOKEN_INVALID"},  // the file has this digest, which is not a token
-      {Caller{{}, {"uri:spiffe://nobody"}, "", false}, "TOKEN_MISSING"}};
+      {Caller{{}, {"uri:spiffe://nobody"}, /*peer=*/"", /*trainer_listener=*/false}, "TOKEN_MISSING"}};
   int cases = 0;
   for (const auto& [caller, reason] : callers) {
     for (const MethodRule& rule : MethodRules()) {
@@ -159,6 +165,8 @@ TEST(DecideTest, S2RolesMatchTheirNames) {
   EXPECT_FALSE(may("i", "ModelService/DownloadArtifact"));
   EXPECT_TRUE(may("t", "ModelService/ImportModel"));
   EXPECT_FALSE(may("t", "ServerService/Drain"));
+  EXPECT_TRUE(may("o", "FineTuneService/CreateJob"));
+  EXPECT_FALSE(may("o", "ServerService/Drain"));
   EXPECT_TRUE(may("a", "ServerService/Drain"));
 }
 

@@ -92,6 +92,8 @@ TEST(LogWriterTest, StalledReaderLosesLinesButBlocksNoCaller) {  // C12
   for (int i = 0; i < kLines; ++i) LogInfo("line", {{"text", text}});  // would block if the caller wrote its own lines
   EXPECT_FALSE(FlushLog(absl::ZeroDuration()));
   const std::uint64_t dropped = LogLinesDropped() - before;
+  // The other lines, each longer than `text`, are in the pipe, in the queue, or with the writer, which took at most a
+  // full queue. Twice as many are allowed.
   EXPECT_GT(dropped, kLines - 2 * (kPipeBytes + 2 * kQueueBytes) / text.size());
   LogWarning("urgent");
   EXPECT_EQ(LogLinesDropped() - before, dropped) << "the queue keeps room for warnings";

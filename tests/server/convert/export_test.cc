@@ -166,7 +166,7 @@ class CompressedTensorsTest : public ExportTest {
 };
 
 TEST_F(CompressedTensorsTest, LayoutMatchesIntQuantized) {
-  const auto int8 = Int8("int8", 0, false);
+  const auto int8 = Int8("int8", /*act_outliers=*/0, /*int8_head=*/false);
   ASSERT_TRUE(ExportCompressedTensors(files_, *int8, directory_.Path("ct")).ok());
   const auto config = base::ParseJson(model::ReadBytes(directory_.Path("ct/config.json")));
   ASSERT_TRUE(config.ok()) << config.status();
@@ -175,8 +175,10 @@ TEST_F(CompressedTensorsTest, LayoutMatchesIntQuantized) {
     "quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed",
     "config_groups": {"group_0": {
       "targets": ["Linear"],
-      "weights": {"num_bits": 8, "type": "int", "symmetric": true, "strategy": "channel", "group_size": null, "dynamic": false},
-      "input_activations": {"num_bits": 8, "type": "int", "symmetric": true, "strategy": "token", "group_size": null, "dynamic": true},
+      "weights": {"num_bits": 8, "type": "int", "symmetric": true, "strategy": "channel", "group_size": null,
+                  "dynamic": false},
+      "input_activations": {"num_bits": 8, "type": "int", "symmetric": true, "strategy": "token", "group_size": null,
+                            "dynamic": true},
       "output_activations": null}},
     "ignore": ["lm_head"], "kv_cache_scheme": null})");
   ASSERT_TRUE(wanted.ok()) << wanted.status();
@@ -213,7 +215,7 @@ TEST_F(CompressedTensorsTest, LayoutMatchesIntQuantized) {
 }
 
 TEST_F(CompressedTensorsTest, ShardsKeepScalesBesideTheirCodes) {
-  const auto int8 = Int8("int8", 0, false);
+  const auto int8 = Int8("int8", /*act_outliers=*/0, /*int8_head=*/false);
   ASSERT_TRUE(ExportCompressedTensors(files_, *int8, directory_.Path("ct"), 4096).ok());
   const auto whole = model::OpenSafetensorsModel(files_, directory_.Path("ct"));
   ASSERT_TRUE(whole.ok()) << whole.status();
@@ -232,8 +234,8 @@ TEST_F(CompressedTensorsTest, RejectsUnrepresentableModelsByName) {
   };
   refused(*f32_, "f32");
   refused(*lora_, "lora");
-  refused(*Int8("outliers", 8, false), "outliers");
-  refused(*Int8("head", 0, true), "head");
+  refused(*Int8("outliers", /*act_outliers=*/8, /*int8_head=*/false), "outliers");
+  refused(*Int8("head", /*act_outliers=*/0, /*int8_head=*/true), "head");
   ASSERT_TRUE(
       ConvertModel(files_, *f32_, directory_.Path("rows"), {.weight_only = true, .int8_head = false}, kernels::Stream())
           .ok());

@@ -107,7 +107,7 @@ TEST_F(Int8LoraTest, OnlyAdaptedWeightsAreQuantizedAgain) {
   }
 }
 
-TEST_F(Int8LoraTest, RefusesAFloatHeadForAnInt8HeadAndNf4) {
+TEST_F(Int8LoraTest, RefusesABf16HeadForAnInt8HeadAndTheTargetNf4) {
   Make({});
   const absl::Status refused = Convert(*lora_, "bf16-head", {.int8_head = false}).status();
   EXPECT_EQ(base::ReasonMetadata(refused)["field"], "head");
@@ -116,7 +116,7 @@ TEST_F(Int8LoraTest, RefusesAFloatHeadForAnInt8HeadAndNf4) {
   EXPECT_EQ(base::ReasonMetadata(Convert(*lora_, "nf4", {.to = Format::kNf4}).status())["field"], "target");
 }
 
-TEST_F(Int8LoraTest, ABf16HeadStaysUnlessAskedFor) {
+TEST_F(Int8LoraTest, Bf16HeadStaysUnlessAnInt8HeadIsRequested) {
   Make({.int8_head = false});
   ASSERT_TRUE(Convert(*lora_, "same", {}).ok());
   EXPECT_FALSE(Open("same")->info().int8_head);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/convert/convert.h"
@@ -44,7 +45,7 @@ class TernaryTest : public model::FamilyFixture {
     const auto loaded = model::LoadedModel::Load(directory_.Path(name), {}, stream);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     std::vector<std::int32_t> tokens;
-    for (std::int32_t i = 0; i < 70; ++i) tokens.push_back((i * 37 + 5) % 112);
+    for (std::int32_t i = 0; i < 70; ++i) tokens.push_back((i * 37 + 5) % 112);  // the golden models have 112 tokens
     std::vector<std::string> digests;
     const absl::Status status =
         model::ForEachLogits((*loaded)->config(), (*loaded)->weights(), tokens, chunk, stream,

@@ -134,8 +134,8 @@ class EvaluateTest : public ::testing::Test {
   model::ModelConfig config_;
   model::DecoderWeights weights_;
   std::vector<Example> examples_;
-  PlainLibrary forwards_{false};
-  PlainLibrary backwards_{true};
+  PlainLibrary forwards_{/*backwards=*/false};
+  PlainLibrary backwards_{/*backwards=*/true};
   kernels::Stream stream_ = {.library = &forwards_};
 };
 

@@ -26,7 +26,7 @@ class ExampleTest : public ::testing::Test {
     config_.eos_token_ids = {1};
   }
   std::vector<std::int32_t> Encode(const std::string& text) {
-    return text_.tokenizer->Encode(text, false).value_or(std::vector<std::int32_t>{});
+    return text_.tokenizer->Encode(text, /*add_special_tokens=*/false).value_or(std::vector<std::int32_t>{});
   }
   absl::StatusOr<std::vector<Example>> Pieces(const std::string& line, RowFormat format, TokenizeOptions options) {
     const auto row = ParseRow(line, format);
@@ -238,8 +238,8 @@ TEST_F(ExampleTest, EachAnswerOfManyTurnsIsTrainedAndNoQuestion) {
   };
   const Example example = One(line, RowFormat::kChat, {.max_seq_len = 100'000});
   EXPECT_EQ(turns(Trained(example)), answers);
-  EXPECT_EQ(turns(text_.tokenizer->Decode(example.tokens, false).value_or("")).size(), 2 * all.size())
-      << "every turn is in the text";
+  const std::string whole = text_.tokenizer->Decode(example.tokens, /*skip_special_tokens=*/false).value_or("");
+  EXPECT_EQ(turns(whole).size(), 2 * all.size()) << "every turn is in the text";
   const std::string rest =
       turns(Trained(One(line, RowFormat::kChat, {.max_seq_len = 100'000, .train_on_prompt = true})));
   EXPECT_THAT(rest, HasSubstr("q100"));
@@ -306,18 +306,22 @@ TEST_F(ExampleTest, DateOfATemplateIsFixed) {
   text_.chat_template = *std::move(dated);
   const Example example = One(
       R"({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]})", RowFormat::kChat);
-  EXPECT_THAT(text_.tokenizer->Decode(example.tokens, false).value_or(""), HasSubstr("26 Jul 2024"));
+  EXPECT_THAT(text_.tokenizer->Decode(example.tokens, /*skip_special_tokens=*/false).value_or(""),
+              HasSubstr("26 Jul 2024"));
 }
 
 // T9 (docs/faults.md): a tokenizer that adds <s> before a text also added it to a text that already begins with <s>.
 TEST_F(ExampleTest, RowThatBeginsWithTheBosHasItOnce) {
   ChangeTokenizer([](base::Json& tokenizer) {
     tokenizer["post_processor"] = base::Json::parse(
-        R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        R"({"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
             "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
             "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}})");
   });
-  const auto text = [&](const Example& example) { return text_.tokenizer->Decode(example.tokens, false).value_or(""); };
+  const auto text = [&](const Example& example) {
+    return text_.tokenizer->Decode(example.tokens, /*skip_special_tokens=*/false).value_or("");
+  };
   const TokenizeOptions without = {.max_seq_len = 100, .add_special_tokens = false};
   struct Case {
     RowFormat format;
@@ -352,7 +356,8 @@ TEST_F(ExampleTest, RowThatBeginsWithTheBosHasItOnce) {
 TEST_F(ExampleTest, WarningNamesTheLinesOfRowsThatBeginWithTheBos) {
   ChangeTokenizer([](base::Json& tokenizer) {
     tokenizer["post_processor"] = base::Json::parse(
-        R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        R"({"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
             "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
             "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}})");
   });
@@ -406,7 +411,8 @@ TEST_F(ExampleTest, EndTokenOfTheTokenizerIsTrained) {
   const Example plain = One(line, RowFormat::kPromptCompletion);
   ChangeTokenizer([](base::Json& tokenizer) {
     tokenizer["post_processor"] = base::Json::parse(
-        R"({"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
+        R"({"type": "TemplateProcessing",
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
             "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
             "special_tokens": {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}}})");
   });

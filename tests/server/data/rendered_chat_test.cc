@@ -89,7 +89,8 @@ TEST_F(RenderedChatTest, LoopsMayBreakContinueAndNest) {
           "{% for m in messages %}{% if m.content == 'b?' %}{% continue %}{% endif %}"
           "{% for c in m.content %}{{ c }}{% if c == 's' %}{% break %}{% endif %}{% else %}none{% endfor %};{% endfor "
           "%}",
-          R"([{"role": "assistant", "content": "first"}, {"role": "system", "content": "b?"}, {"role": "assistant", "content": ""}])"),
+          R"([{"role": "assistant", "content": "first"}, {"role": "system", "content": "b?"},)"
+          R"( {"role": "assistant", "content": ""}])"),
       "firs;|none;");
 }
 
@@ -218,12 +219,10 @@ TEST_F(RenderedChatTest, GenerationBlocksDefineTheTrainedText) {
       "{% else %}{{ m.content }}{% endif %}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
   EXPECT_EQ(Trained(source), "first|second");
   EXPECT_EQ(asked_, 1);
-  EXPECT_EQ(
-      Trained(
-          source,
-          R"([{"role": "user", "content": "a?", "train": true}, {"role": "assistant", "content": "first", "train": false},)"
-          R"( {"role": "assistant", "content": "second"}])"),
-      "<user>\na?|second");
+  EXPECT_EQ(Trained(source, R"([{"role": "user", "content": "a?", "train": true},)"
+                            R"( {"role": "assistant", "content": "first", "train": false},)"
+                            R"( {"role": "assistant", "content": "second"}])"),
+            "<user>\na?|second");
   // Blocks in raw text and comments are ordinary text.
   EXPECT_EQ(Trained((std::string("{# {% generation %} #}{% raw %}{% generation %}{% endraw %}") + kRoles).c_str()),
             "first</assistant>|second</assistant>");

@@ -173,7 +173,7 @@ TEST_F(TokenFileTest, DamagedFileIsDetectedAndRewritten) {
     damaged.push_back(whole);
     damaged.back()[at] = static_cast<char>(damaged.back()[at] ^ 0x11);
   }
-  const std::size_t padding = token_bytes % 8;
+  const std::size_t padding = token_bytes % 8;  // 0 or 4 bytes: after the tokens, the file continues at a multiple of 8
   for (std::size_t i = 0; i < damaged.size(); ++i) {
     std::ofstream(PathOf(source), std::ios::binary) << damaged[i];
     const auto file = TokenFile::Open(PathOf(source), TokenKey(source));

@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -69,7 +70,7 @@ class RawConnection {
       if (!Fill()) return reply;
     }
     reply.body = Take(length);
-    reply.status = std::stoi(reply.header.substr(sizeof("HTTP/1.1")));
+    reply.status = std::stoi(reply.header.substr(reply.header.find(' ') + 1));  // "HTTP/1.1 200 ..."
     return reply;
   }
   RawReply Ask(std::string_view text) {

@@ -64,7 +64,7 @@ TEST(SpareFilesTest, ReleasesOneByOneAndRefills) {
 TEST(SpareFilesTest, AnswersProbesWithoutAFreeDescriptor) {
 #ifdef NIBBLE_UBSAN
   // UBSan reads an object's type through a pipe, and reports an invalid type if it gets none. Any inline function of a
-  // header may be such a read.
+  // header may make it read a type.
   GTEST_SKIP() << "UBSan needs a free file descriptor";
 #endif
   const auto ok = [] { return absl::OkStatus(); };

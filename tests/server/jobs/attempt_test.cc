@@ -227,12 +227,12 @@ TEST(ProgressTest, FiguresFollowTheJournal) {
   base::Json progress = base::Json::object();
   progress = Feed(progress, "state", R"({"state":"RUNNING","step":0,"max_steps":4})");
   progress = Feed(progress, "eval", R"({"step":0,"eval_loss":3.0})");
-  progress = Feed(
-      progress, "step",
-      R"({"step":1,"loss":2.0,"lr":0.1,"grad_norm":1.0,"tokens":100,"step_ms":50,"kernel_launches":7,"peak_memory_bytes":1000})");
-  progress = Feed(
-      progress, "step",
-      R"({"step":2,"loss":1.5,"lr":0.2,"grad_norm":0.5,"tokens":100,"step_ms":150,"kernel_launches":7,"peak_memory_bytes":900})");
+  progress = Feed(progress, "step",
+                  R"({"step":1,"loss":2.0,"lr":0.1,"grad_norm":1.0,"tokens":100,"step_ms":50,)"
+                  R"("kernel_launches":7,"peak_memory_bytes":1000})");
+  progress = Feed(progress, "step",
+                  R"({"step":2,"loss":1.5,"lr":0.2,"grad_norm":0.5,"tokens":100,"step_ms":150,)"
+                  R"("kernel_launches":7,"peak_memory_bytes":900})");
   progress = Feed(progress, "eval", R"({"step":4,"eval_loss":2.5,"what":"int8"})");
   EXPECT_EQ(progress["step"], 2);
   EXPECT_EQ(progress["max_steps"], 4);

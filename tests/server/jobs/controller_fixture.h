@@ -1,6 +1,7 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -145,10 +146,10 @@ class ControllerFixture : public ::testing::Test {
     return Write(trainer, "state", R"({"state":"RUNNING","max_steps":4,"step":)" + std::to_string(step) + "}");
   }
   static std::string Step(FakeMachine::Trainer& trainer, int step) {
-    return Write(
-        trainer, "step",
-        R"({"loss":2.0,"lr":0.1,"grad_norm":1.0,"tokens":64,"step_ms":10,"kernel_launches":5,"peak_memory_bytes":100,"step":)" +
-            std::to_string(step) + "}");
+    return Write(trainer, "step",
+                 R"({"loss":2.0,"lr":0.1,"grad_norm":1.0,"tokens":64,"step_ms":10,"kernel_launches":5,)"
+                 R"("peak_memory_bytes":100,"step":)" +
+                     std::to_string(step) + "}");
   }
   static void Checkpoint(FakeMachine::Trainer& trainer, int step, const std::string& metrics = "") {
     auto pending = store::BeginCheckpoint(base::RealFileSystem(), trainer.directory, step);

@@ -186,7 +186,7 @@ TEST_F(ControllerTest, OneJobRunsAndTheOthersWaitInOrder) {
   EXPECT_EQ(State(c), kPreparing);
   controller_->Tick();
   EXPECT_EQ(machine_.num_alive(), 1);
-  machine_.Exit(Trainer(c), 42);
+  machine_.Exit(Trainer(c), kExitBadInput);
   controller_->Tick();
   EXPECT_EQ(State(c), kFailed);
   EXPECT_EQ(State(a), kPreparing);

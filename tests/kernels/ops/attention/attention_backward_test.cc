@@ -29,7 +29,8 @@ struct Types {
 };
 constexpr Types kBF16 = {DType::kBF16, DType::kBF16, DType::kBF16};
 
-// Rows in segments, and their gradient: f32 values, which a type of bf16 can represent where it is used.
+// Rows in segments, and the gradient of their result. Of a bf16 matrix, q, k, v and grad_out hold values that bf16 can
+// represent; out is rounded when it is passed to the op.
 struct Rows {
   std::int64_t kv_heads, group, d;
   std::vector<std::int64_t> segments;
@@ -43,13 +44,14 @@ struct Rows {
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(d)); }
 };
 
-// The gradients in f64 and, for each, a bound on the rounding error of the op. Fills in `out` and `logsumexp`.
+// The gradients in f64 and, for each, a bound on the rounding error of the op.
 struct Exact {
   Doubles grad_q, grad_k, grad_v, bound_q, bound_k, bound_v;
 };
 
 double At(const Floats& m, std::int64_t i) { return static_cast<double>(m[static_cast<std::size_t>(i)]); }
 
+// Also fills in `out` and `logsumexp` of the rows, which the op reads.
 Exact ExactGradients(Rows& rows) {
   const auto q_size = static_cast<std::size_t>(rows.rows() * rows.cols());
   const auto kv_size = static_cast<std::size_t>(rows.rows() * rows.kv_cols());
@@ -248,7 +250,7 @@ TEST(AttentionBackwardTest, SegmentsAreIndependent) {
   }
 }
 
-// Heads are columns of wider matrices, and the segments do not cover all rows: what lies outside is not written.
+// Heads are columns of wider matrices, and the segments do not cover all rows: nothing outside them is written.
 TEST(AttentionBackwardTest, RowsMayBeStridedAndOutsideEverySegment) {
   Rows rows = RandomRows(2, 2, 16, {5, 40, 75});
   ExactGradients(rows);

@@ -151,7 +151,7 @@ void ExpectNearF64(const Shape& s, const Sequence& sequence, const Result& got) 
       const std::int64_t kv = h / s.group * d;
       std::vector<double> score(static_cast<std::size_t>(t + 1));
       double max = -HUGE_VAL;
-      double score_error = 0;  // the largest of all scores
+      double score_error = 0;  // the largest error of a score
       for (std::int64_t j = 0; j <= t; ++j) {
         double dot = 0, size = 0;
         for (std::int64_t i = 0; i < d; ++i) {
@@ -166,7 +166,10 @@ void ExpectNearF64(const Shape& s, const Sequence& sequence, const Result& got) 
         score_error = std::max(score_error, size * scale * support::Gamma(d + 2));
       }
       double sum = 0;
-      for (double& p : score) sum += p = std::exp(p - max);
+      for (double& p : score) {
+        p = std::exp(p - max);  // from here on, `score` holds weights that are not divided by `sum` yet
+        sum += p;
+      }
       // Bounds the error of a weight: twice the score's error, and the roundings of exp, the sums and the rescaling.
       const double relative = 2 * score_error + support::Gamma(t + 40) + 40 * support::kEpsF32;
       for (std::int64_t i = 0; i < d; ++i) {

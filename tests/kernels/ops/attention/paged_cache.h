@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "kernels/formats/kv_cache.h"
@@ -20,7 +21,7 @@ class PagedCache {
       : num_sequences_(num_sequences), pages_per_sequence_(pages_per_sequence) {
     view_ = {.base = nullptr,
              .dtype = dtype,
-             .num_pages = num_sequences * pages_per_sequence + 3,
+             .num_pages = num_sequences * pages_per_sequence + 3,  // three pages belong to no sequence
              .num_layers = layers,
              .num_kv_heads = kv_heads,
              .head_dim = head_dim};

@@ -119,8 +119,8 @@ TEST(MatmulInt8Test, EveryPathAndThreadCountGivesTheOraclesBits) {
       for (const Isa isa : support::Isas()) {
         for (ThreadPool* pool : {static_cast<ThreadPool*>(nullptr), &two, &three}) {
           for (const DType out : {DType::kF32, DType::kBF16}) {
-            ExpectOracleBits(c, true, max_outliers > 0, out, CpuStream(isa, pool));
-            ExpectOracleBits(c, false, max_outliers > 0, out, CpuStream(isa, pool));
+            for (const bool bias : {false, true})
+              ExpectOracleBits(c, bias, max_outliers > 0, out, CpuStream(isa, pool));
           }
         }
       }
@@ -137,13 +137,14 @@ TEST(MatmulInt8Test, ExtremesAreExact) {
     std::fill(c.w.begin(), c.w.end(), std::int8_t{-128});
     std::fill(c.w.begin(), c.w.begin() + 3 * k, std::int8_t{127});
     std::fill(c.x.begin(), c.x.begin() + k, std::int8_t{-127});
-    for (const Isa isa : support::Isas()) ExpectOracleBits(c, false, false, DType::kF32, CpuStream(isa));
+    for (const Isa isa : support::Isas())
+      ExpectOracleBits(c, /*bias=*/false, /*outliers=*/false, DType::kF32, CpuStream(isa));
   }
 }
 
 TEST(MatmulInt8Test, RowDoesNotDependOnItsNeighbours) {
   Case c = MakeCase(8, 30, 70, 200, 8);
-  const std::vector<float> all = Oracle(c, true);
+  const std::vector<float> all = Oracle(c, /*bias=*/true);
   for (const Isa isa : support::Isas()) {
     for (std::int64_t r = 0; r < c.rows; ++r) {
       const auto at = [&](auto& v, std::int64_t width) {
@@ -160,8 +161,8 @@ TEST(MatmulInt8Test, RowDoesNotDependOnItsNeighbours) {
                at(c.count, 1),
                at(c.index, kMaxOutliers),
                at(c.value, kMaxOutliers)};
-      EXPECT_EQ(Oracle(one, true), at(all, c.n));
-      ExpectOracleBits(one, true, true, DType::kF32, CpuStream(isa));
+      EXPECT_EQ(Oracle(one, /*bias=*/true), at(all, c.n));
+      ExpectOracleBits(one, /*bias=*/true, /*outliers=*/true, DType::kF32, CpuStream(isa));
     }
   }
 }

@@ -92,8 +92,7 @@ TEST(MatmulInt8WeightTest, EveryPathAndThreadCountGivesTheChainsBits) {
       for (const Isa isa : support::Isas()) {
         for (ThreadPool* pool : {static_cast<ThreadPool*>(nullptr), &two, &three}) {
           for (const DType out : {DType::kF32, DType::kBF16}) {
-            ExpectOracleBits(c, true, out, CpuStream(isa, pool));
-            ExpectOracleBits(c, false, out, CpuStream(isa, pool));
+            for (const bool bias : {false, true}) ExpectOracleBits(c, bias, out, CpuStream(isa, pool));
           }
         }
       }
@@ -106,7 +105,7 @@ TEST(MatmulInt8WeightTest, ReadsRowsWithAStride) {
   const support::Int8Weight w(c.w, c.scale, c.n, c.k);
   std::vector<float> wide(9 * 35, NAN);
   for (std::size_t r = 0; r < 9; ++r) std::copy_n(c.x.begin() + static_cast<std::ptrdiff_t>(r * 30), 30, &wide[r * 35]);
-  const std::vector<float> want = Oracle(c, false);
+  const std::vector<float> want = Oracle(c, /*bias=*/false);
   for (const Isa isa : support::Isas()) {
     std::vector<float> y(want.size());
     ASSERT_TRUE(
@@ -127,7 +126,7 @@ TEST(MatmulInt8WeightTest, SmallestAndLargestFloatsGiveTheChainsBits) {
     c.x[41 + i] = i % 3 == 0 ? -0.0f : 0x1p-140f;
     c.x[82 + i] = i % 5 == 0 ? -3e38f : 1e36f;
   }
-  for (const Isa isa : support::Isas()) ExpectOracleBits(c, false, DType::kF32, CpuStream(isa));
+  for (const Isa isa : support::Isas()) ExpectOracleBits(c, /*bias=*/false, DType::kF32, CpuStream(isa));
 }
 
 TEST(MatmulInt8WeightTest, AgreesWithTorchao) {

@@ -111,7 +111,7 @@ TEST(MatmulNf4Test, EveryPathIsWithinTheBoundForEveryBlock) {
 TEST(MatmulNf4Test, LongRowsAreWithinTheBoundToo) {
   for (const std::int64_t m : {3, 14}) {
     for (const std::int64_t k : {1024, 1025, 2111}) {
-      const Case c(m, 71, k, DType::kBF16, DType::kF32, true);
+      const Case c(m, 71, k, DType::kBF16, DType::kF32, /*with_bias=*/true);
       for (const Isa isa : Isas()) c.Check(CpuStream(isa));
     }
   }
@@ -120,7 +120,7 @@ TEST(MatmulNf4Test, LongRowsAreWithinTheBoundToo) {
 TEST(MatmulNf4Test, ThreadsDoNotChangeBits) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const std::int64_t m : {1, 3, 12}) {
-      const Case c(m, 210, 1000, dtype, DType::kF32, true);
+      const Case c(m, 210, 1000, dtype, DType::kF32, /*with_bias=*/true);
       for (const Isa isa : Isas()) {
         GuardedBytes want(m * 210 * 4);
         ASSERT_TRUE(MatmulNf4(c.Args(want.data()), CpuStream(isa)).ok());
@@ -157,12 +157,12 @@ TEST(MatmulNf4Test, ProductWithoutColumnsIsTheBias) {
 }
 
 TEST(MatmulNf4Test, ProductWithoutRowsWritesNothing) {
-  const Case c(0, 4, 64, DType::kF32, DType::kF32, false);
+  const Case c(0, 4, 64, DType::kF32, DType::kF32, /*with_bias=*/false);
   for (const Isa isa : Isas()) c.Check(CpuStream(isa));
 }
 
 TEST(MatmulNf4Test, RejectsBadArguments) {
-  const Case c(2, 4, 64, DType::kF32, DType::kF32, false);
+  const Case c(2, 4, 64, DType::kF32, DType::kF32, /*with_bias=*/false);
   std::vector<float> y(8);
   const auto code = [&](auto change) {
     MatmulNf4Args args = c.Args(y.data());

@@ -146,43 +146,45 @@ TEST(MatmulTernaryTest, EveryPathAndThreadCountGivesTheOraclesBits) {
 // Our quantizer never makes the code -128, but this code must not break the sums either.
 TEST(MatmulTernaryTest, ExtremesAreExact) {
   for (const std::int64_t k : {std::int64_t{64}, std::int64_t{2048}, std::int64_t{4096}, kTernaryMaxCols}) {
-    Case c = MakeCase(1, 6, 20, k, false, 0);
+    Case c = MakeCase(1, 6, 20, k, /*wide=*/false, /*max_outliers=*/0);
     std::fill(c.w.begin(), c.w.end(), std::int8_t{1});
     std::fill(c.w.begin(), c.w.begin() + 3 * k, std::int8_t{-1});
     std::fill(c.w.begin() + 3 * k, c.w.begin() + 5 * k, std::int8_t{0});
     const std::int16_t fill[] = {127, -127, -128, 0, 64, 1};
     for (std::int64_t r = 0; r < 6; ++r) std::fill_n(c.x.begin() + r * k, k, fill[r]);
-    const std::vector<float> oracle = Oracle(c, false, false);
-    for (const Isa isa : support::Isas()) ExpectBits(c, oracle, false, false, DType::kF32, CpuStream(isa));
+    const std::vector<float> oracle = Oracle(c, /*bias=*/false, /*outliers=*/false);
+    for (const Isa isa : support::Isas())
+      ExpectBits(c, oracle, /*bias=*/false, /*outliers=*/false, DType::kF32, CpuStream(isa));
   }
   for (const std::int64_t k : {std::int64_t{65}, std::int64_t{2048}, kTernaryMaxColsWide}) {
-    Case c = MakeCase(1, 4, 20, k, true, 0);
+    Case c = MakeCase(1, 4, 20, k, /*wide=*/true, /*max_outliers=*/0);
     std::fill(c.w.begin(), c.w.end(), std::int8_t{1});
     std::fill(c.w.begin(), c.w.begin() + 3 * k, std::int8_t{-1});
     const std::int16_t fill[] = {32767, -32767, 255, 0};
     for (std::int64_t r = 0; r < 4; ++r) std::fill_n(c.x.begin() + r * k, k, fill[r]);
-    const std::vector<float> oracle = Oracle(c, false, false);
-    for (const Isa isa : support::Isas()) ExpectBits(c, oracle, false, false, DType::kF32, CpuStream(isa));
+    const std::vector<float> oracle = Oracle(c, /*bias=*/false, /*outliers=*/false);
+    for (const Isa isa : support::Isas())
+      ExpectBits(c, oracle, /*bias=*/false, /*outliers=*/false, DType::kF32, CpuStream(isa));
   }
 }
 
 TEST(MatmulTernaryTest, RowDoesNotDependOnItsNeighbours) {
-  Case c = MakeCase(8, 30, 70, 200, false, 0);
-  const std::vector<float> all = Oracle(c, true, false);
+  Case c = MakeCase(8, 30, 70, 200, /*wide=*/false, /*max_outliers=*/0);
+  const std::vector<float> all = Oracle(c, /*bias=*/true, /*outliers=*/false);
   for (const Isa isa : support::Isas()) {
     for (std::int64_t rows = 1; rows <= 30; ++rows) {
       Case some = c;
       some.rows = rows;
-      ExpectBits(some, all, true, false, DType::kF32, CpuStream(isa));
+      ExpectBits(some, all, /*bias=*/true, /*outliers=*/false, DType::kF32, CpuStream(isa));
     }
   }
 }
 
 // q, k and v side by side in one weight give the same results as each alone, because every row has its own scale.
 TEST(MatmulTernaryTest, ConcatenatedWeightsGiveTheBitsOfEach) {
-  Case c = MakeCase(9, 3, 96, 128, false, 0);
+  Case c = MakeCase(9, 3, 96, 128, /*wide=*/false, /*max_outliers=*/0);
   for (std::size_t n = 0; n < 96; ++n) c.w_scale[n] = n < 32 ? 0.5f : n < 80 ? 0.003f : 7.0f;
-  const std::vector<float> all = Oracle(c, false, false);
+  const std::vector<float> all = Oracle(c, /*bias=*/false, /*outliers=*/false);
   for (const Isa isa : support::Isas()) {
     for (const auto& [begin, end] : {std::pair{0, 32}, std::pair{32, 80}, std::pair{80, 96}}) {
       Case part = c;
@@ -192,14 +194,14 @@ TEST(MatmulTernaryTest, ConcatenatedWeightsGiveTheBitsOfEach) {
       std::vector<float> want;
       for (std::int64_t r = 0; r < 3; ++r)
         want.insert(want.end(), all.begin() + r * 96 + begin, all.begin() + r * 96 + end);
-      ExpectBits(part, want, false, false, DType::kF32, CpuStream(isa));
+      ExpectBits(part, want, /*bias=*/false, /*outliers=*/false, DType::kF32, CpuStream(isa));
     }
-    ExpectBits(c, all, false, false, DType::kF32, CpuStream(isa));
+    ExpectBits(c, all, /*bias=*/false, /*outliers=*/false, DType::kF32, CpuStream(isa));
   }
 }
 
 TEST(MatmulTernaryTest, RejectsBadArguments) {
-  Case c = MakeCase(8, 2, 17, 65, false, 0);
+  Case c = MakeCase(8, 2, 17, 65, /*wide=*/false, /*max_outliers=*/0);
   const support::TernaryWeight w(c.w, c.w_scale, c.n, c.k);
   support::Int8Rows x(2, 65);
   std::vector<float> y(34);

@@ -95,7 +95,7 @@ TEST(QuantizeInt8TransposedTest, EveryPathDrawsTheSameForStochasticRounding) {
   const std::int64_t rows = 70, cols = 45;
   const auto x = support::AwkwardRows(5, rows, cols);
   QuantizeOptions how;
-  how.stochastic = {true, 3, 9};
+  how.stochastic = {.enabled = true, .seed = 3, .stream = 9};
   const auto run = [&](Isa isa) {
     std::vector<std::int8_t> codes(static_cast<std::size_t>(cols * 128));
     std::vector<float> scale(static_cast<std::size_t>(cols));

@@ -237,10 +237,10 @@ TEST(TernarizeBackwardTest, RoundOnlyIsZeroWhereSaturatedAndNearIdentity) {
                     gm = MakeConstMatrix(g.data(), DType::kF32, 64, 64);
   for (const Isa isa : support::Isas()) {
     ASSERT_TRUE(Ternarize({wm, scale.data(), rows.data(), nullptr}, CpuStream(isa)).ok());
-    ASSERT_TRUE(
-        TernarizeBackward({wm, scale[0], gm, Ste::kRoundOnly, false, MakeMatrix(got.data(), DType::kF32, 64, 64)},
-                          CpuStream(isa))
-            .ok());
+    ASSERT_TRUE(TernarizeBackward({wm, scale[0], gm, Ste::kRoundOnly, /*scale_grad=*/false,
+                                   MakeMatrix(got.data(), DType::kF32, 64, 64)},
+                                  CpuStream(isa))
+                    .ok());
     std::size_t saturated = 0;
     for (std::size_t i = 0; i < w.size(); ++i) {
       const bool out = std::fabs(w[i] / scale[0]) > 1.5f;
@@ -257,13 +257,13 @@ TEST(TernarizeBackwardTest, RejectsBadArguments) {
   const ConstMatrix in = MakeConstMatrix(w.data(), DType::kF32, 3, 4);
   const Matrix out = MakeMatrix(w.data(), DType::kF32, 3, 4);
   const Stream stream = CpuStream(Isa::kPlain);
-  EXPECT_EQ(TernarizeBackward({in, 0.5f, in, Ste::kClipped, true, out}, stream).code(), absl::StatusCode::kOk);
-  EXPECT_EQ(TernarizeBackward({in, 0.0f, in, Ste::kClipped, true, out}, stream).code(),
+  EXPECT_EQ(TernarizeBackward({in, 0.5f, in, Ste::kClipped, /*scale_grad=*/true, out}, stream).code(),
+            absl::StatusCode::kOk);
+  EXPECT_EQ(TernarizeBackward({in, 0.0f, in, Ste::kClipped, /*scale_grad=*/true, out}, stream).code(),
             absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(
-      TernarizeBackward({in, 0.5f, MakeConstMatrix(w.data(), DType::kF32, 4, 3), Ste::kClipped, true, out}, stream)
-          .code(),
-      absl::StatusCode::kInvalidArgument);
+  const ConstMatrix other_shape = MakeConstMatrix(w.data(), DType::kF32, 4, 3);
+  EXPECT_EQ(TernarizeBackward({in, 0.5f, other_shape, Ste::kClipped, /*scale_grad=*/true, out}, stream).code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace
