@@ -73,7 +73,7 @@ absl::StatusOr<std::string> ParseSan(const std::string& text) {
 }
 
 absl::Status New(Session& session, const NewToken& given) {
-  NIBBLE_RETURN_IF_ERROR(base::CheckName("NAME", given.name));
+  NIBBLE_RETURN_IF_ERROR(base::CheckPrincipalName("NAME", given.name));
   if (!given.tenant.empty()) NIBBLE_RETURN_IF_ERROR(base::CheckName("--tenant", given.tenant));
   if (given.san.empty() == given.out.empty()) return base::FieldError("--out", "set exactly one of --out and --san");
   base::Json line = base::Json::object();

@@ -4,6 +4,7 @@
 
 #include "absl/strings/match.h"
 #include "server/base/error.h"
+#include "server/base/ids.h"
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -59,7 +60,7 @@ absl::StatusOr<Principal> Decide(const AuthPolicy& policy, std::string_view path
     return WithReason(absl::PermissionDeniedError("this listener accepts trainer reports only"), "ROLE",
                       {{"needed", "trainer"}});
   }
-  if (policy.principals == nullptr) return Principal{kNobody, Role::kAdmin, ""};
+  if (policy.principals == nullptr) return Principal{base::kUnnamedCaller, Role::kAdmin, ""};
   if (rule != nullptr && ((rule->access == Access::kHealth && policy.health_without_token) ||
                           (rule->access == Access::kReflection && policy.reflection_without_token))) {
     return Principal{"anyone", Role::kViewer, ""};

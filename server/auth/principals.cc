@@ -35,7 +35,7 @@ absl::StatusOr<PrincipalEntry> ParseEntry(std::string_view line, const std::stri
   }
   PrincipalEntry entry;
   NIBBLE_ASSIGN_OR_RETURN(entry.principal.name, base::GetString(*json, "name", where));
-  NIBBLE_RETURN_IF_ERROR(base::CheckName(StrCat(where, ": name"), entry.principal.name));
+  NIBBLE_RETURN_IF_ERROR(base::CheckPrincipalName(StrCat(where, ": name"), entry.principal.name));
   NIBBLE_ASSIGN_OR_RETURN(const std::string role, base::GetString(*json, "role", where));
   const auto known = ParseRole(role);
   if (!known.has_value()) return Wrong(where, "role: wanted viewer, infer, train, operator or admin");

@@ -10,9 +10,6 @@
 
 namespace nibble::auth {
 
-// Name of every caller on a server without a token file.
-inline constexpr char kNobody[] = "local";
-
 struct Principal {
   std::string name;  // for the audit log
   Role role = Role::kViewer;

@@ -4,14 +4,15 @@
 #include <string>
 
 #include "server/auth/principals.h"
+#include "server/base/ids.h"
 
 namespace nibble::auth {
 
-// The same name in two tenants is two owners (SECURITY.md). Without a token file every caller is kNobody, and ids are
-// shared.
+// The same name in two tenants is two owners (SECURITY.md). Without a token file every caller is base::kUnnamedCaller,
+// and ids are shared.
 struct RequestOwner {
-  std::string tenant;          // "": none
-  std::string name = kNobody;  // name of the principal
+  std::string tenant;                       // "": none
+  std::string name = base::kUnnamedCaller;  // name of the principal
   auto operator<=>(const RequestOwner&) const = default;
 };
 
@@ -23,7 +24,7 @@ inline RequestOwner OwnerOf(const Principal& principal) { return {principal.tena
 // Principals with the same key share turns and limits: "tenant/name", or the name without a tenant. Without a
 // token file the key is "": all callers count as one, and only the server's own limits apply.
 inline std::string FairnessKey(const Principal& principal) {
-  if (principal.name == kNobody) return "";
+  if (principal.name == base::kUnnamedCaller) return "";
   return principal.tenant.empty() ? principal.name : principal.tenant + "/" + principal.name;
 }
 

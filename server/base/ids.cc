@@ -5,6 +5,7 @@
 #include "absl/strings/ascii.h"
 #include "server/base/error.h"
 #include "server/base/log.h"
+#include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
 namespace nibble::base {
@@ -41,6 +42,12 @@ absl::Status CheckName(std::string_view field, std::string_view name) {
   if (name.find("..") != std::string_view::npos) return refuse("may not hold \"..\"");
   if (IsTemporaryName(name)) return refuse("ends like the server's own names for unfinished work, which it removes");
   return absl::OkStatus();
+}
+
+absl::Status CheckPrincipalName(std::string_view field, std::string_view name) {
+  NIBBLE_RETURN_IF_ERROR(CheckName(field, name));
+  if (name != kUnnamedCaller) return absl::OkStatus();
+  return FieldError(field, StrCat("the name ", name, " is reserved for callers of a server without a token file"));
 }
 
 absl::Status CheckRequestId(std::string_view id) {

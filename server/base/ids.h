@@ -12,6 +12,11 @@ namespace nibble::base {
 // safe as a file name. InvalidArgument (FIELD_VIOLATION) names the field.
 absl::Status CheckName(std::string_view field, std::string_view name);
 
+// Name of every caller on a server without a token file. It has no quotas, so no principal may have it.
+inline constexpr char kUnnamedCaller[] = "local";
+// Checks the name of a principal: like CheckName, and not kUnnamedCaller.
+absl::Status CheckPrincipalName(std::string_view field, std::string_view name);
+
 // Checks an idempotency key: at most 256 bytes; empty means none. InvalidArgument (FIELD_VIOLATION) if longer.
 absl::Status CheckRequestId(std::string_view id);
 

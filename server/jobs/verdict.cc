@@ -15,10 +15,13 @@ namespace {
 
 Verdict StartVerdict(const absl::Status& failure) {
   const std::string reason = base::Reason(failure);
-  // The base model or the data is damaged or missing: a retry cannot help.
-  const bool damaged = reason == "ARTIFACT_CORRUPT", missing = absl::IsNotFound(failure);
+  // The base model or the data is damaged (found by its manifest or by reading the artifact) or missing: a retry cannot
+  // help.
+  const bool damaged = reason == "ARTIFACT_CORRUPT" || reason == "CORRUPT_ARTIFACT",
+             missing = absl::IsNotFound(failure);
   return {damaged || missing ? Kind::kFailed : Kind::kRetry, CodeName(failure.code()),
-          damaged || reason == "DISK_FULL" ? reason : "START_FAILED", std::string(failure.message())};
+          damaged ? "ARTIFACT_CORRUPT" : (reason == "DISK_FULL" ? reason : "START_FAILED"),
+          std::string(failure.message())};
 }
 
 // Why the cluster ended the trainer; without a reason if it did not.

@@ -15,7 +15,6 @@ using base::StrCat;
 
 constexpr std::string_view kMagic("NBLREC1\0", 8);
 constexpr std::size_t kDigest = 64;  // bytes: the hex digits of a SHA-256
-constexpr std::uint64_t kMaxRecordBytes = 64 << 20;
 
 absl::Status Corrupt(std::string_view what) {
   return base::WithReason(absl::DataLossError(StrCat(kRecordFile, ": ", what)), "CORRUPT_ARTIFACT");

@@ -13,6 +13,8 @@
 namespace nibble::model {
 
 inline constexpr char kRecordFile[] = "record.bin";
+// Maximum bytes of a record that is read.
+inline constexpr std::uint64_t kMaxRecordBytes = 64 << 20;
 
 // Token ids of one sequence, and for each position the SHA-256 of its logits: vocab_size f32, little-endian, as in
 // memory. Row i is computed from tokens 0..i.

@@ -238,7 +238,7 @@ absl::StatusOr<Operation> OperationTable::Start(const OperationStart& start, Bod
                           return base::WithReason(absl::ResourceExhaustedError(message), "QUEUE_FULL", metadata);
                         };
   const std::int64_t open = index_.num_open(start.owner);
-  if (!response.has_value() && max_of_owner_ > 0 && start.owner.name != auth::kNobody && open >= max_of_owner_) {
+  if (!response.has_value() && max_of_owner_ > 0 && start.owner.name != base::kUnnamedCaller && open >= max_of_owner_) {
     return full(base::StrCat(start.owner.name, " already has ", open,
                              " unfinished operations, the limit of --max_operations_per_principal"),
                 {{"flag", "--max_operations_per_principal"}, {"max", std::to_string(max_of_owner_)}});
@@ -314,7 +314,7 @@ std::deque<OperationTable::Entry>::iterator OperationTable::NextOf(Lane& lane, i
   };
   const auto next = std::min_element(lane.queue.begin(), lane.queue.end(),
                                      [&](const Entry& a, const Entry& b) { return num_running(a) < num_running(b); });
-  if (next == lane.queue.end() || (*next)->stored.owner.name == auth::kNobody) return next;
+  if (next == lane.queue.end() || (*next)->stored.owner.name == base::kUnnamedCaller) return next;
   return num_running(*next) < std::max(1, width - 1) ? next : lane.queue.end();
 }
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
+#include "server/base/ids.h"
 #include "server/base/json.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -160,7 +161,7 @@ absl::StatusOr<StoredOperation> ParseStoredOperation(std::string_view text, std:
   stored.request_id = base::GetString(json, "request_id", file, "").value_or("");
   stored.request_digest = base::GetString(json, "request_digest", file, "").value_or("");
   stored.owner.tenant = base::GetString(json, "tenant", file, "").value_or("");
-  stored.owner.name = base::GetString(json, "principal", file, auth::kNobody).value_or(auth::kNobody);
+  stored.owner.name = base::GetString(json, "principal", file, base::kUnnamedCaller).value_or(base::kUnnamedCaller);
   stored.holds_files = base::GetBool(json, "holds_files", file, false).value_or(false);
   stored.done_at_once = base::GetBool(json, "done_at_once", file, false).value_or(false);
   return stored;

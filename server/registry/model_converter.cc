@@ -189,7 +189,7 @@ absl::Status ModelConverter::AddRecord(const std::string& source, const std::str
   const std::string forecast = base::JoinPath(source, model::PredictedRecordFile(info.format));
   const std::string& predicted = work_.state.files.Exists(own) ? own : forecast;
   if (work_.state.files.Exists(predicted)) {
-    NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, work_.state.files.Read(predicted, 256u << 20));
+    NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, work_.state.files.Read(predicted, model::kMaxRecordBytes));
     NIBBLE_ASSIGN_OR_RETURN(const model::Record record, model::ParseRecord(bytes));
     if (record.weights_digest == info.weights_digest) {
       NIBBLE_RETURN_IF_ERROR(model::WriteRecord(work_.state.files, target, record));

@@ -16,6 +16,7 @@
 #include "server/base/cancel_token.h"
 #include "server/base/cancelled.h"
 #include "server/base/clock.h"
+#include "server/base/ids.h"
 #include "server/base/mutex.h"
 #include "server/base/stream_slots.h"
 #include "server/base/worker_pool.h"
@@ -139,7 +140,8 @@ class Call {
   absl::Duration deadline_;
   base::CancelToken cancel_;
   absl::Status admitted_;
-  auth::Principal principal_{auth::kNobody, auth::Role::kAdmin, ""};  // without an authority, everyone may do all
+  auth::Principal principal_{base::kUnnamedCaller, auth::Role::kAdmin,
+                             ""};  // without an authority, everyone may do all
 };
 
 // Creates the method's metric series with the value 0.

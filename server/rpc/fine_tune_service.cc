@@ -8,6 +8,7 @@
 #include "server/auth/authority.h"
 #include "server/base/error.h"
 #include "server/base/human_bytes.h"
+#include "server/base/ids.h"
 #include "server/base/json.h"
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
@@ -173,7 +174,7 @@ grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext
         const auth::Principal& caller = call.principal();
         NIBBLE_RETURN_IF_ERROR(auth::CheckPriority(caller, "run.priority", spec.run.priority));
         const std::string owner =
-            caller.name == auth::kNobody ? "" : caller.name;  // callers without a name have no quota
+            caller.name == base::kUnnamedCaller ? "" : caller.name;  // callers without a name have no quota
         const jobs::JobController::Submission submission{
             .body_digest = BodyDigest(*request), .owner = owner, .tenant = caller.tenant};
         NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, jobs_.Submit(spec, request->request_id(), submission));

@@ -74,8 +74,9 @@ absl::Status CheckAdamW(std::string_view name, const TensorRef& value, const Ten
         (moments8 && is_moment && tensor->type == ElementType::kMoment8)) {
       continue;
     }
-    return absl::UnimplementedError(
-        base::StrCat("AdamW does not support ", Name(tensor->type), " ", part, " of ", name, " yet, wanted f32"));
+    return absl::UnimplementedError(base::StrCat("AdamW does not support ", Name(tensor->type), " ", part, " of ", name,
+                                                 " yet, wanted f32",
+                                                 is_moment ? " or both moments in 8 bits" : " or bf16"));
   }
   return absl::OkStatus();
 }

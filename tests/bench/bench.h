@@ -57,7 +57,11 @@ auto Lazily(Arguments... arguments) {
 class Bench {
  public:
   Bench(int argc, char** argv) {
-    for (int i = 1; i + 1 < argc; i += 2) {
+    for (int i = 1; i < argc; i += 2) {
+      if (i + 1 == argc) {
+        std::fprintf(stderr, "%s needs a value\n", argv[i]);
+        std::exit(2);
+      }
       const std::string flag = argv[i];
       const std::string value = argv[i + 1];
       if (flag == "--threads")

@@ -18,7 +18,7 @@ namespace nibble::client {
 template <typename Message>
 Message Proto(const std::string& text) {
   Message message;
-  if (!google::protobuf::TextFormat::ParseFromString(text, &message)) message.Clear();
+  if (!google::protobuf::TextFormat::ParseFromString(text, &message)) ADD_FAILURE() << "not a text proto: " << text;
   return message;
 }
 

@@ -101,6 +101,8 @@ TEST(TokensCommandTest, RejectsMissingAndInvalidOptions) {
   FakeServer server;
   EXPECT_EQ(RunNibble(server, {"tokens", "new", "ci", "--role", "train"}).exit, 4);
   EXPECT_EQ(RunNibble(server, {"tokens", "new", "ci", "--role", "root", "--out", TemporaryFolder() + "/x"}).exit, 2);
+  EXPECT_EQ(RunNibble(server, {"tokens", "new", "local", "--role", "train", "--out", TemporaryFolder() + "/y"}).exit,
+            4);
   EXPECT_EQ(RunNibble(server, {"tokens", "new", "../ci", "--role", "train", "--out", TemporaryFolder() + "/y"}).exit,
             4);
 }

@@ -173,18 +173,18 @@ def test_damaged_checkpoint_is_refused_by_plan_and_job(server):
             assert all(name in result.stderr for name in ("DATA_LOSS", "CHECKPOINT_CORRUPT", "state.safetensors")), result.stderr
 
 
-def test_what_must_be_equal_is_named_with_both_values(server):
+def test_resume_from_is_refused_with_the_field_that_differs_and_both_values(server):
     source, _ = run(server, "qlora", "equal-source", 4)
     jobs = server.json("jobs", "list")["jobs"]
 
     def refused(method, *more, base="small"):
         arguments = ["--method", method, "--base", base, "--dataset", "page",
                      *settings_with(method, ("--resume-from", f"{source}/4", *more))]
-        for command in ("create", "plan"):
-            result = server.run("jobs", command, *arguments, check=False)
-            assert result.returncode != 0
+        created, planned = (server.run("jobs", command, *arguments, check=False) for command in ("create", "plan"))
+        assert created.returncode != 0 and planned.returncode != 0
+        assert created.stderr == planned.stderr
         assert server.json("jobs", "list")["jobs"] == jobs
-        return result.stderr
+        return planned.stderr
     for message, wanted in (
             (refused("full", "--max-steps", 8), "method: is full, wanted qlora"),
             (refused("qlora", "--max-steps", 8, "--rank", 8), "qlora.r: is 8, wanted 4"),

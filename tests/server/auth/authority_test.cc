@@ -256,6 +256,7 @@ TEST(PrincipalTableTest, NamesTheWrongLineWithoutItsSecret) {
       {R"({"name": "a", "role": "root", "token_sha256": ")" + secret + "\"}", "role"},
       {R"({"name": "a", "role": "admin", "token_sha256": ")" + secret + "\"}", "64 lower-case hex digits"},
       {R"({"name": "a", "role": "admin"})", "token_sha256 or san"},
+      {R"({"name": "local", "role": "admin", "token_sha256": ")" + secret + "\"}", "the name local is reserved"},
       {R"({"name": "a\nb", "role": "admin", "san": "uri:x"})", "name"},
       {R"({"name": "a", "role": "admin", "san": "x"})", "san"},
       {R"({"name": "a", "role": "admin", "san": "uri:x", "expires": "tomorrow"})", "expires"},

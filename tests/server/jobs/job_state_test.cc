@@ -312,6 +312,9 @@ TEST(VerdictTest, AKillForMemoryAndAFailedStartCount) {
   const auto damaged = base::WithReason(absl::DataLossError("bad weights"), "ARTIFACT_CORRUPT", {{"name", "base"}});
   EXPECT_EQ(start(damaged).kind, V::kFailed);
   EXPECT_EQ(start(damaged).reason, "ARTIFACT_CORRUPT");
+  const auto malformed = base::WithReason(absl::DataLossError("bad record"), "CORRUPT_ARTIFACT");
+  EXPECT_EQ(start(malformed).kind, V::kFailed);
+  EXPECT_EQ(start(malformed).reason, "ARTIFACT_CORRUPT");
 }
 
 }  // namespace

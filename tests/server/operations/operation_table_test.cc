@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "server/base/error.h"
+#include "server/base/ids.h"
 #include "server/base/strings.h"
 #include "tests/server/operations/operation_table_fixture.h"
 
@@ -31,7 +32,8 @@ TEST_F(OperationTableTest, C4OpenOperationsOfOnePrincipalAreBounded) {
   EXPECT_EQ(base::ReasonMetadata(refused)["max"], "2");
   EXPECT_TRUE(start("ann", "red").ok()) << "another principal";
   EXPECT_TRUE(start("bob", "").ok());
-  for (int i = 0; i < 4; ++i) EXPECT_TRUE(start(auth::kNobody, "").ok()) << "without tokens there are no principals";
+  for (int i = 0; i < 4; ++i)
+    EXPECT_TRUE(start(base::kUnnamedCaller, "").ok()) << "without tokens there are no principals";
   gate_.Open();
   for (const auto& operation : table_->List()) Wait(operation->name);
   EXPECT_TRUE(start("ann", "").ok());
@@ -51,7 +53,7 @@ TEST_F(OperationTableTest, C4OnePrincipalDoesNotTakeAllWorkersOfALane) {
   std::vector<std::string> held;
   for (int i = 0; i < 3; ++i) held.push_back(start("ann", gate_.Body()));
   EXPECT_TRUE(Wait(start("bob", at_once)).done);
-  EXPECT_TRUE(Wait(start(auth::kNobody, at_once)).done);
+  EXPECT_TRUE(Wait(start(base::kUnnamedCaller, at_once)).done);
   EXPECT_FALSE(Get(held.back()).done);
   gate_.Open();
   for (const std::string& name : held) EXPECT_TRUE(Wait(name).done);
