@@ -17,6 +17,7 @@
 #include "server/base/log.h"
 #include "server/jobs/attempt.h"
 #include "server/jobs/attempt_claim.h"
+#include "server/library_log.h"
 #include "server/store/layout.h"
 #include "server/trainer/attempt_run.h"
 #include "server/trainer/torch_runtime.h"
@@ -120,6 +121,7 @@ int main(int argc, char** argv) {
   std::string directory;
   app.add_option("--job_dir", directory, "attempt directory under the state directory")->required();
   CLI11_PARSE(app, argc, argv);
+  nibble::LogLibraries();
   struct sigaction action = {};
   action.sa_handler = OnTerminate;
   ::sigaction(SIGTERM, &action, nullptr);

@@ -1,4 +1,5 @@
 """The logs of trainers (`nibble jobs logs`, WatchJobLogs): of attempts that were retried or paused, and who may read them."""
+import json
 import signal
 import subprocess
 
@@ -72,6 +73,18 @@ def test_followed_log_has_both_attempts_of_a_job_that_fails(make_server, follow,
     assert missing.returncode == 3 and "NOT_FOUND (ATTEMPT)" in missing.stderr and "the last one is 2" in missing.stderr
     absent = server.run("jobs", "logs", "job-nothing", check=False)
     assert absent.returncode == 3 and "NOT_FOUND (JOB)" in absent.stderr
+
+
+def test_lines_of_grpc_are_json_lines_like_the_trainers_own(make_server, tmp_path, model_directory, text_file):
+    verbose = tmp_path / "verbose-trainer"
+    verbose.write_text(f"#!/bin/sh\nGRPC_VERBOSITY=debug exec '{BIN / 'nibble-trainer'}' \"$@\"\n")
+    verbose.chmod(0o755)
+    server = prepare(make_server("--trainer", verbose), model_directory, text_file)
+    job = server.json(*CREATE, "--max-steps", 1)["id"]
+    server.run("jobs", "watch", job)
+    lines = [json.loads(line) for line in server.run("jobs", "logs", job).stdout.splitlines()]
+    of_grpc = [line for line in lines if line["message"] == "grpc"]
+    assert of_grpc and all(line["level"] == "info" and line["file"].endswith(".cc") for line in of_grpc), lines
 
 
 def test_followed_log_survives_a_restart_and_ends_with_a_pause(make_server, follow, model_directory, text_file):
