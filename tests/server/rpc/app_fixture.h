@@ -48,9 +48,8 @@ inline std::string FieldOf(const grpc::Status& status) {
 class AppTest : public testing::Test {
  protected:
   void SetUp() override {
-    char pattern[] = "/tmp/nibble_app_XXXXXX";
-    ASSERT_NE(mkdtemp(pattern), nullptr);
-    directory_ = pattern;
+    directory_ = (std::filesystem::temp_directory_path() / "nibble_app_XXXXXX").string();
+    ASSERT_NE(mkdtemp(directory_.data()), nullptr);
     StartApp();
   }
   void TearDown() override {

@@ -409,9 +409,8 @@ INSTANTIATE_TEST_SUITE_P(Transports, AuthEffectTest, ::testing::Values(Over::kTl
 class BindTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    char pattern[] = "/tmp/nibble_bind_XXXXXX";
-    ASSERT_NE(mkdtemp(pattern), nullptr);
-    directory_ = pattern;
+    directory_ = (std::filesystem::temp_directory_path() / "nibble_bind_XXXXXX").string();
+    ASSERT_NE(mkdtemp(directory_.data()), nullptr);
     testing::MakeAuthority(directory_ + "/ca");
     testing::MakeCertificate(directory_ + "/server", directory_ + "/ca", "DNS:localhost");
     testing::MakeCertificate(directory_ + "/other", directory_ + "/ca", "DNS:localhost");

@@ -464,7 +464,7 @@ class OldStreamTest : public DatasetServiceTest {
  protected:
   AppOptions Options() override {
     AppOptions options = DatasetServiceTest::Options();
-    options.max_stream_age_s = 1;
+    options.max_stream_age_s = 0.2;
     return options;
   }
 };
@@ -482,7 +482,7 @@ TEST_F(OldStreamTest, SilentUploadEndsAtTheAgeLimit) {
     const auto began = std::chrono::steady_clock::now();
     const grpc::Status status = writer->Finish();
     EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << status.error_message();
-    EXPECT_EQ(status.error_message(), "the stream is older than 1s");
+    EXPECT_EQ(status.error_message(), "the stream is older than 200ms");
     EXPECT_EQ(ReasonOf(status), "DEADLINE_EXCEEDED");
     EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(30))
         << "the server ended it, not the client's deadline";
@@ -492,7 +492,7 @@ TEST_F(OldStreamTest, SilentUploadEndsAtTheAgeLimit) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
   auto writer = models_->UploadModel(&context, &uploaded);
-  EXPECT_EQ(writer->Finish().error_message(), "the stream is older than 1s") << "models too";
+  EXPECT_EQ(writer->Finish().error_message(), "the stream is older than 200ms") << "models too";
 }
 
 // Sending does not extend the age limit.
@@ -506,7 +506,7 @@ TEST_F(OldStreamTest, EndlessUploadEndsAtTheAgeLimit) {
   writer->Write(message);
   message.set_chunk("{\"text\": \"a\"}\n");
   while (writer->Write(message)) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  EXPECT_EQ(writer->Finish().error_message(), "the stream is older than 1s");
+  EXPECT_EQ(writer->Finish().error_message(), "the stream is older than 200ms");
 }
 
 // No worker begins a call within the default deadline of 1 ns, so a call without a deadline fails because it waited too

@@ -11,6 +11,7 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -118,8 +119,10 @@ class ModelLoadsTest : public testing_support::InferenceFixture {
     v1::GenerateResponse response;
     return inference_->Generate(&context, Ask(model), &response);
   }
-  std::unique_ptr<Asked> Begin(const std::string& model) {
+  std::unique_ptr<Asked> Begin(const std::string& model,
+                               std::optional<std::chrono::system_clock::time_point> deadline = std::nullopt) {
     auto asked = std::make_unique<Asked>();
+    if (deadline.has_value()) asked->context.set_deadline(*deadline);
     asked->status = std::async(std::launch::async, [this, model, one = asked.get()] {
       return inference_->Generate(&one->context, Ask(model), &one->response);
     });
@@ -341,18 +344,25 @@ TEST_F(ModelLoadsTest, DeadlinesAndCancelsOfClientsAreCountedApart) {
   v1::GenerateStreamRequest request;
   *request.mutable_request() = Ask("cold");
   v1::GenerateReply reply;
-  for (int i = 1; i <= 2; ++i) {
-    grpc::ClientContext unary, stream;
-    unary.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(1));  // it must reach the server
-    v1::GenerateResponse response;
-    EXPECT_EQ(inference_->Generate(&unary, Ask("cold"), &response).error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
-    EXPECT_TRUE(Soon([&] { return Handled(metrics_, "unary", kUnary, "DEADLINE_EXCEEDED") == i; })) << i;
-    stream.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(1));
-    auto reader = inference_->GenerateStream(&stream, request);
-    EXPECT_FALSE(reader->Read(&reply));
-    EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
-    EXPECT_TRUE(Soon([&] { return Handled(metrics_, "server_stream", kStream, "DEADLINE_EXCEEDED") == i; })) << i;
+  {
+    grpc::ClientContext streams[2];
+    std::unique_ptr<grpc::ClientReader<v1::GenerateReply>> readers[2];
+    std::unique_ptr<Asked> unary[2];
+    const auto deadline =
+        std::chrono::system_clock::now() + std::chrono::seconds(1);  // the calls must reach the server
+    for (int i = 0; i < 2; ++i) {
+      unary[i] = Begin("cold", deadline);
+      streams[i].set_deadline(deadline);
+      readers[i] = inference_->GenerateStream(&streams[i], request);
+    }
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(unary[i]->status.get().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+      EXPECT_FALSE(readers[i]->Read(&reply));
+      EXPECT_EQ(readers[i]->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+    }
   }
+  EXPECT_TRUE(Soon([&] { return Handled(metrics_, "unary", kUnary, "DEADLINE_EXCEEDED") == 2; }));
+  EXPECT_TRUE(Soon([&] { return Handled(metrics_, "server_stream", kStream, "DEADLINE_EXCEEDED") == 2; }));
   EXPECT_EQ(Handled(metrics_, "unary", kUnary, "CANCELLED"), 0);
   EXPECT_EQ(Handled(metrics_, "server_stream", kStream, "CANCELLED"), 0);
   grpc::ClientContext context;

@@ -4,11 +4,11 @@
 
 #include <filesystem>
 #include <functional>
-#include <thread>
 
 #include "nibble/v1/upload_service.grpc.pb.h"
 #include "server/base/sha256.h"
 #include "tests/server/rpc/app_fixture.h"
+#include "tests/support/soon.h"
 
 namespace nibble {
 namespace {
@@ -99,11 +99,7 @@ class UploadServiceTest : public AppTest {
     } while (!request.page_token().empty());
     return all;
   }
-  void Await(const std::function<bool()>& done) {
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-    while (!done() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
-    EXPECT_TRUE(done());
-  }
+  void Await(const std::function<bool()>& done) { EXPECT_TRUE(testing_support::Soon(done, std::chrono::minutes(1))); }
   void AwaitBytes(const std::string& id, std::int64_t bytes) {
     Await([&] {
       v1::Upload upload;
