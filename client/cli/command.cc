@@ -4,6 +4,8 @@
 #include <memory>
 #include <utility>
 
+#include "absl/time/time.h"
+
 namespace nibble::cli {
 
 void AddCommand(CLI::App& group, Session& session, const char* command, const char* help,
@@ -25,6 +27,11 @@ std::shared_ptr<bool> AddNoWait(CLI::App& command) {
   auto no_wait = std::make_shared<bool>(false);
   command.add_flag("--no-wait", *no_wait, "Print the operation instead of waiting for its end");
   return no_wait;
+}
+
+std::string WaitsForTheServer() {
+  return base::StrCat("waits up to ", absl::ToInt64Minutes(client::ClientOptions().reconnect_for),
+                      " minutes for a server that is away");
 }
 
 void PrintList(Session& session, const char* key, base::Json json, const Table& table) {

@@ -30,6 +30,9 @@ absl::StatusOr<v1::GenerateResponse> WholeAnswer(Session& session, const v1::Gen
 // Adds the option --no-wait to a command that starts an operation.
 std::shared_ptr<bool> AddNoWait(CLI::App& command);
 
+// How long a watch waits for a server that is away: the end of a help text.
+std::string WaitsForTheServer();
+
 // Prints a list: with --json, `json` under `key`; else the table.
 void PrintList(Session& session, const char* key, base::Json json, const Table& table);
 

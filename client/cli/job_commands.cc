@@ -106,11 +106,16 @@ absl::Status Outcome(const v1::Job& job) {
       base::Reason(error), base::ReasonMetadata(error));
 }
 
-// Prints the job's events until its end.
+// The server refuses watches (STREAMS_FULL) but still answers GetJob.
+bool CannotBeWatched(const absl::Status& status) { return absl::IsResourceExhausted(status); }
+
+// Prints the job's events until its end. A watch that fails after an event says how to continue it.
 absl::StatusOr<v1::Job> WatchToEnd(Session& session, const std::string& id, std::int64_t after) {
   NIBBLE_RETURN_IF_ERROR(CheckText("id", id));
   session.NoteJobContinues(id);
-  return session.client().WatchJob(id, after, [&](const v1::JobEvent& event) {
+  std::int64_t last = after;
+  absl::StatusOr<v1::Job> ended = session.client().WatchJob(id, after, [&](const v1::JobEvent& event) {
+    last = event.sequence();
     if (session.json) {
       session.Print(EventJson(id, event));
     } else {
@@ -119,15 +124,19 @@ absl::StatusOr<v1::Job> WatchToEnd(Session& session, const std::string& id, std:
     // The output is gone (a closed pipe): this ends the watch, not the job.
     return session.out() ? absl::OkStatus() : absl::CancelledError("the output was closed");
   });
+  if (!ended.ok() && !CannotBeWatched(ended.status()) && last > after && session.out()) {
+    session.terminal.err << Printable(base::StrCat("the watch of job ", id,
+                                                   " failed; continue it with: nibble jobs watch ", id, " --after ",
+                                                   last))
+                         << '\n';
+  }
+  return ended;
 }
 
 absl::Status Watch(Session& session, const std::string& id, std::int64_t after) {
   NIBBLE_ASSIGN_OR_RETURN(const v1::Job job, WatchToEnd(session, id, after));
   return Outcome(job);
 }
-
-// The server refuses watches (STREAMS_FULL) but still answers GetJob.
-bool CannotBeWatched(const absl::Status& status) { return absl::IsResourceExhausted(status); }
 
 absl::StatusOr<v1::Job> GetJob(Session& session, const std::string& id) {
   v1::GetJobRequest request;
@@ -400,7 +409,8 @@ void AddJobCommands(CLI::App& app, Session& session) {
     AddSpecFlags(*sub, f);
     sub->add_option("--request-id", o->request_id,
                     "UUID; a repeated call with the same UUID returns the same job (default: a new UUID)");
-    CLI::Option* watch = sub->add_flag("--watch", o->watch, "Print the job's events until it ends");
+    CLI::Option* watch =
+        sub->add_flag("--watch", o->watch, base::StrCat("Print the job's events until it ends; ", WaitsForTheServer()));
     sub->add_flag("--no-wait", o->no_wait,
                   "Return before the job's data is checked; an error in the data then fails the job")
         ->excludes(watch);
@@ -431,7 +441,8 @@ void AddJobCommands(CLI::App& app, Session& session) {
   };
   add("get", "Show a job", &One<v1::GetJobRequest, &FineTuneService::Stub::GetJob>);
   {
-    CLI::App* sub = jobs.add_subcommand("watch", "Print every event until the job ends");
+    CLI::App* sub =
+        jobs.add_subcommand("watch", base::StrCat("Print every event until the job ends; ", WaitsForTheServer()));
     auto id = std::make_shared<std::string>();
     auto after = std::make_shared<std::int64_t>(0);
     sub->add_option("ID", *id, "Job")->required();

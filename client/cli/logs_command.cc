@@ -6,8 +6,10 @@
 #include <utility>
 
 #include "client/cli/app.h"
+#include "client/cli/command.h"
 #include "client/cli/terminal.h"
 #include "server/base/status_macros.h"
+#include "server/base/strings.h"
 #include "server/base/utf8.h"
 
 namespace nibble::cli {
@@ -91,6 +93,12 @@ absl::Status Logs(Session& session, const LogOptions& options) {
   if (status.ok() && !session.json && !printer.took_any() && options.tail != 0) {
     session.terminal.err << "the trainer wrote nothing to its log, or no attempt has begun\n" << std::flush;
   }
+  if (!status.ok() && options.follow && printer.took_any() && session.out()) {
+    session.terminal.err << Printable(base::StrCat("the log of job ", options.job,
+                                                   " was cut off; follow it again with: nibble jobs logs -f ",
+                                                   options.job))
+                         << '\n';
+  }
   return status;
 }
 
@@ -101,7 +109,8 @@ void AddLogsCommand(CLI::App& jobs, Session& session) {
   auto o = std::make_shared<LogOptions>();
   sub->add_option("ID", o->job, "Job")->required();
   sub->add_flag("-f,--follow", o->follow,
-                "Also print what follows, and later attempts, until the job ends or is paused");
+                base::StrCat("Also print what follows, and later attempts, until the job ends or is paused; ",
+                             WaitsForTheServer()));
   sub->add_option("--attempt", o->attempt, "Number of the first attempt to print (default: the last attempt)")
       ->check(CLI::Range(1, 1 << 30));
   sub->add_option("--tail", o->tail, "Begin with this many lines at the end of the log (default: all lines)")

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "tests/client/fake_server.h"
@@ -156,6 +157,35 @@ TEST(ExitCodeTest, JobsCreateNamesTheJobThatItCouldNotFollow) {
         RunNibble(server, {"jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d", flag});
     EXPECT_EQ(lost.exit, 1);
     EXPECT_THAT(lost.err, HasSubstr("nibble jobs get job-1")) << flag;
+  }
+}
+
+TEST(ExitCodeTest, WatchThatFailsAfterAnEventSaysHowToContinue) {
+  FakeServer server;
+  server.create_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_QUEUED"));
+  server.watch_job.answer = [](const v1::WatchJobRequest& request,
+                               const std::function<bool(const v1::JobEvent&)>& write) {
+    if (request.after_sequence() < 1) write(Proto<v1::JobEvent>("sequence: 1 step { step: 1 }"));
+    return grpc::Status(grpc::StatusCode::INTERNAL, "broken");
+  };
+  const std::vector<std::string> create = {"jobs", "create",    "--method", "qlora",  "--base",
+                                           "b",    "--dataset", "d",        "--watch"};
+  for (const auto& command : {create, {"jobs", "watch", "job-1"}}) {
+    const Result failed = RunNibble(server, command);
+    EXPECT_EQ(failed.exit, 1);
+    EXPECT_THAT(failed.err, HasSubstr("nibble jobs watch job-1 --after 1")) << ::testing::PrintToString(command);
+  }
+  const Result again = RunNibble(server, {"jobs", "watch", "job-1", "--after", "1"});
+  EXPECT_EQ(again.exit, 1);
+  EXPECT_THAT(again.err, ::testing::Not(HasSubstr("continue"))) << "the job may not exist";
+}
+
+TEST(ExitCodeTest, HelpOfWatchesSaysHowLongTheyWaitForTheServer) {
+  FakeServer server;
+  for (const char* command : {"create", "watch", "logs"}) {
+    std::string help = RunNibble(server, {"jobs", command, "--help"}).out;
+    std::replace(help.begin(), help.end(), '\n', ' ');
+    EXPECT_THAT(help, ::testing::ContainsRegex("waits up +to +2 +minutes +for +a +server")) << command;
   }
 }
 

@@ -136,5 +136,14 @@ TEST_F(WatchLogsTest, CommandShowsTheServersError) {
   EXPECT_EQ(RunNibble(server_, {"jobs", "logs", "job-1", "--tail", "-1"}).exit, 2);
 }
 
+TEST_F(WatchLogsTest, CommandThatIsCutOffSaysHowToContinue) {
+  server_.watch_job_logs.answer = [](const auto&, const WriteChunk& write) {
+    write(Chunk(1, 0, "abc\n"));
+    return Error(grpc::StatusCode::INTERNAL, "broken", "");
+  };
+  EXPECT_THAT(RunNibble(server_, {"jobs", "logs", "-f", "job-1"}).err, HasSubstr("nibble jobs logs -f job-1"));
+  EXPECT_THAT(RunNibble(server_, {"jobs", "logs", "job-1"}).err, ::testing::Not(HasSubstr("logs -f")));
+}
+
 }  // namespace
 }  // namespace nibble::client

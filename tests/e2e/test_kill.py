@@ -3,10 +3,11 @@ are the same."""
 import json
 import os
 import signal
+import subprocess
 
 import pytest
 
-from conftest import TRAIN, Server, trainers
+from conftest import BIN, TRAIN, Server, trainers
 from soon import soon
 
 STEPS, SAVE = 40, 5
@@ -133,6 +134,31 @@ def test_next_server_adopts_the_trainer_of_a_killed_server(undisturbed):
         os.kill(pid, signal.SIGCONT)
     # One attempt ran every step once.
     check(server, job, digest, "server-killed", attempts=1)
+
+
+def test_watch_of_a_new_job_continues_after_the_server_restarts(undisturbed, tmp_path):
+    server, digest = undisturbed
+    out = tmp_path / "events"
+    command = [BIN / "nibble", "--server", server.grpc, "--json", "jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page",
+               "--output", "watched", "--max-steps", STEPS, "--save-every", SAVE, *TRAIN, "--watch"]
+    with open(out, "wb") as opened:
+        program = subprocess.Popen([str(word) for word in command], stdout=opened, stderr=subprocess.PIPE, text=True, env={})
+
+    def events():
+        return [json.loads(line) for line in out.read_text().splitlines(True) if line.endswith("\n")]
+    try:
+        soon(lambda: any(event["type"] == "step" and event["step"] > SAVE for event in events()), seconds=120)
+        server.stop()
+        assert program.poll() is None, "the watch outlives its server"
+        server.start()
+        _, errors = program.communicate(timeout=120)
+    finally:
+        program.kill()
+    assert program.returncode == 0 and "connection lost" in errors, errors
+    seen = events()
+    assert [event["sequence"] for event in seen] == list(range(1, len(seen) + 1)), "every event, once"
+    assert seen[-1]["type"] == "state" and seen[-1]["state"] == "SUCCEEDED"
+    assert server.json("models", "get", "watched")["digest"] == digest
 
 
 def test_job_of_a_killed_server_and_trainer_has_the_same_result(undisturbed):
