@@ -15,6 +15,7 @@
 #include "client/cli/render.h"
 #include "client/files_to_send.h"
 #include "server/base/error.h"
+#include "server/base/files.h"
 #include "server/base/human_bytes.h"
 #include "server/base/ids.h"
 #include "server/base/status_macros.h"
@@ -25,6 +26,8 @@ namespace nibble::cli {
 namespace {
 
 using v1::ModelService;
+
+constexpr std::string_view kGgufEnding = ".gguf";
 
 void PrintModel(Session& session, const v1::Model& model) {
   if (session.json) return session.Print(ModelJson(model));
@@ -82,6 +85,18 @@ std::string SourceNameOf(const std::string& path) {
     return absl::StrReplaceAll(part->string().substr(kRepository.size()), {{"--", "/"}});
   }
   return (absolute.has_filename() ? absolute : absolute.parent_path()).string();
+}
+
+// A GGUF file rarely names the model that its weights were converted from: general.base_model is an ancestor, with
+// other weights. So only the user can.
+void NoteUnknownSource(Session& session, const std::vector<client::FileToSend>& files, const ImportOptions& options) {
+  const bool is_gguf = std::any_of(files.begin(), files.end(),
+                                   [](const client::FileToSend& file) { return file.name.ends_with(kGgufEnding); });
+  if (!is_gguf || options.source_name.has_value()) return;
+  session.terminal.err
+      << "note: PEFT does not load a base from a GGUF file. If you will export adapters on this model "
+         "for PEFT, import it with --source-name REPOSITORY, the hub repository of the original model\n"
+      << std::flush;
 }
 
 // Rejects an adapter with missing or excess options, and a missing base model, before the upload.
@@ -145,6 +160,7 @@ absl::Status Import(Session& session, const ImportOptions& options) {
   NIBBLE_RETURN_IF_ERROR(CheckBase(session, files, options));
   NIBBLE_ASSIGN_OR_RETURN(const std::optional<v1::RandomInit> random, RandomInitOf(session, options));
   for (const auto& file : files) NIBBLE_RETURN_IF_ERROR(CheckText("path", file.name));
+  NoteUnknownSource(session, files, options);
   Progress progress(session.terminal);
   // A path with a trailing slash has an empty file name.
   const std::filesystem::path normal = std::filesystem::path(path).lexically_normal();
@@ -375,6 +391,32 @@ struct ExportOptions {
   bool force = false;
 };
 
+// Warns if PEFT will not find the base that the exported adapter names.
+void WarnOfAnUnusableBase(Session& session, const ExportOptions& options) {
+  const std::string config = (std::filesystem::path(options.out) / "adapter_config.json").string();
+  const auto text = base::RealFileSystem().Read(config, 1 << 20);
+  if (!text.ok()) return;
+  const auto json = base::ParseJson(*text);
+  if (!json.ok()) return;
+  const std::string named = base::GetString(*json, "base_model_name_or_path", config, "").value_or("");
+  if (named.ends_with(kGgufEnding)) {
+    session.terminal.err << Printable(base::StrCat("warning: adapter_config.json names the base ", named,
+                                                   ", a GGUF file, which PEFT does not load: load the base ",
+                                                   "first and pass it to PeftModel.from_pretrained. For later jobs, "
+                                                   "import the base with --source-name REPOSITORY, ",
+                                                   "the hub repository of the original model\n"));
+    return;
+  }
+  v1::GetModelRequest request;
+  request.set_name(options.name);
+  const auto model = session.client().Call(&ModelService::Stub::GetModel, request);
+  if (!model.ok() || named.empty() || named != model->base_model()) return;
+  session.terminal.err << Printable(
+      base::StrCat("warning: adapter_config.json names the base ", named,
+                   ", which only this server knows. Export the base too (--format hf) and "
+                   "pass it to PeftModel.from_pretrained\n"));
+}
+
 absl::Status Export(Session& session, const ExportOptions& options) {
   const std::string& name = options.name;
   const std::string& out = options.out;
@@ -413,6 +455,7 @@ absl::Status Export(Session& session, const ExportOptions& options) {
                               progress.Update(stage, done, total);
                             }));
   progress.End();
+  if (options.format == "peft") WarnOfAnUnusableBase(session, options);
   if (session.json) {
     session.Print({{"model", name}, {"format", options.format}, {"out", out}, {"files", FilesJson(files)}});
     return absl::OkStatus();

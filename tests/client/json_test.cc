@@ -360,6 +360,43 @@ TEST(JsonTest, ImportNamesTheSourceOfTheModel) {
   EXPECT_EQ(server.import_model.asked.at(2).source_name(), folder);
 }
 
+TEST(JsonTest, ImportOfAGgufFileRecommendsASourceName) {
+  FakeServer server;
+  Fill(server);
+  const std::string gguf = WriteFile("m.gguf", "weights");
+  EXPECT_THAT(RunNibble(server, {"models", "import", gguf, "--name", "n"}).err, testing::HasSubstr("--source-name"));
+  const Result named = RunNibble(server, {"models", "import", gguf, "--name", "n", "--source-name", "org/mine"});
+  EXPECT_THAT(named.err, testing::Not(testing::HasSubstr("--source-name")));
+}
+
+TEST(JsonTest, PeftExportWarnsIfPeftCannotLoadTheNamedBase) {
+  FakeServer server;
+  Fill(server);
+  server.get_model.Answers(Proto<v1::Model>("name: 'tuned' base_model: 'smol-q'"));
+  const auto exported = [&](const std::string& base) {
+    const std::string config = R"({"base_model_name_or_path": ")" + base + R"("})";
+    server.download_artifact.answer = [&](const auto&,
+                                          const std::function<bool(const v1::DownloadArtifactResponse&)>& write) {
+      v1::DownloadArtifactResponse part;
+      part.mutable_file()->set_path("adapter_config.json");
+      part.mutable_file()->set_size_bytes(static_cast<std::int64_t>(config.size()));
+      write(part);
+      part.set_chunk(config);
+      write(part);
+      part.mutable_finish()->set_sha256(base::Sha256Hex(config));
+      write(part);
+      return grpc::Status::OK;
+    };
+    const Result result =
+        RunNibble(server, {"models", "export", "tuned", "--format", "peft", "--out", TemporaryFolder()});
+    EXPECT_EQ(result.exit, 0) << result.err;
+    return result.err;
+  };
+  EXPECT_THAT(exported("models/smol.Q4_1.gguf"), testing::HasSubstr("--source-name REPOSITORY"));
+  EXPECT_THAT(exported("smol-q"), testing::HasSubstr("only this server knows"));
+  EXPECT_THAT(exported("org/smol"), testing::Not(testing::HasSubstr("warning")));
+}
+
 TEST(JsonTest, AdapterIsSentWithItsBase) {
   FakeServer server;
   Fill(server);
