@@ -6,6 +6,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "server/base/log.h"
+
 namespace nibble::jobs {
 
 using base::Json;
@@ -202,6 +204,22 @@ std::optional<EventBody> Decode(std::string_view type, const Json& fields) { ret
 StepEvent DecodeStep(const Json& fields) { return Read<StepEvent>(fields); }
 EvalEvent DecodeEval(const Json& fields) { return Read<EvalEvent>(fields); }
 Runtime DecodeRuntime(const Json& fields) { return Read<Runtime>(fields); }
+
+template <typename Event, typename Value>
+const char* NameOf(std::optional<Value> Event::* field) {
+  const char* name = nullptr;
+  const auto look_at = [&](const auto& listed) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(listed)>, Field<Event, std::optional<Value>>>) {
+      if (listed.member == field) name = listed.name;
+    }
+  };
+  std::apply([&](const auto&... listed) { (look_at(listed), ...); }, Fields<Event>::kAll);
+  CHECK(name != nullptr);
+  return name;
+}
+template const char* NameOf(std::optional<std::int64_t> StepEvent::*);
+template const char* NameOf(std::optional<double> StepEvent::*);
+template const char* NameOf(std::optional<double> EvalEvent::*);
 
 const std::map<std::string, std::int64_t>& LaunchesOf(const EventBody& body) {
   static const std::map<std::string, std::int64_t>& none = *new std::map<std::string, std::int64_t>;

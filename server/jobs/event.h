@@ -103,6 +103,10 @@ StepEvent DecodeStep(const base::Json& fields);
 EvalEvent DecodeEval(const base::Json& fields);
 Runtime DecodeRuntime(const base::Json& fields);
 
+// The name of a field in the JSON form, for a StepEvent's or EvalEvent's numbers.
+template <typename Event, typename Value>
+const char* NameOf(std::optional<Value> Event::* field);
+
 // The launches that the event reports; empty for an event without launches.
 const std::map<std::string, std::int64_t>& LaunchesOf(const EventBody& body);
 

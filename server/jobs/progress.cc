@@ -36,14 +36,35 @@ void Highest(Json& progress, const char* key, const std::optional<std::int64_t>&
 }
 
 void Derive(Json& progress) {
-  const double step = Number(progress, "step"), max_steps = Number(progress, "max_steps");
+  const double step = Number(progress, NameOf(&StepEvent::step)),
+               max_steps = Number(progress, NameOf(&StepEvent::max_steps));
   if (max_steps > 0) progress["percent"] = std::min(100.0, 100.0 * step / max_steps);
   if (Number(progress, "steps_ms") > 0) {
-    progress["tokens_per_s"] = 1000.0 * Number(progress, "tokens") / Number(progress, "steps_ms");
+    progress[NameOf(&StepEvent::tokens_per_s)] =
+        1000.0 * Number(progress, NameOf(&StepEvent::tokens)) / Number(progress, "steps_ms");
   }
-  if (max_steps > 0 && Number(progress, "step_ms") > 0) {
-    progress["eta_s"] = std::max(0.0, max_steps - step) * Number(progress, "step_ms") / 1000.0;
-  }
+  const double step_ms = Number(progress, NameOf(&StepEvent::step_ms));
+  if (max_steps > 0 && step_ms > 0) progress["eta_s"] = std::max(0.0, max_steps - step) * step_ms / 1000.0;
+}
+
+void TakeStep(Json& progress, const StepEvent& step) {
+  const auto set = [&](auto field) { Set(progress, NameOf(field), step.*field); };
+  const auto add = [&](auto field) { Add(progress, NameOf(field), step.*field); };
+  set(&StepEvent::step);
+  set(&StepEvent::max_steps);
+  // "epoch" of a step counts whole passes; used if the trainer reports no fraction.
+  Set(progress, NameOf(&StepEvent::epoch), step.epochs_done.has_value() ? step.epochs_done : step.epoch);
+  set(&StepEvent::loss);
+  set(&StepEvent::lr);
+  set(&StepEvent::grad_norm);
+  set(&StepEvent::step_ms);
+  add(&StepEvent::tokens);
+  add(&StepEvent::trainable_tokens);
+  progress["steps_ms"] = Number(progress, "steps_ms") + step.step_ms.value_or(0);
+  Set(progress, "kernel_launches_per_step", step.kernel_launches);
+  // A trainer that reports no step time reports its speed.
+  if (!step.step_ms.has_value()) set(&StepEvent::tokens_per_s);
+  Highest(progress, NameOf(&StepEvent::peak_memory_bytes), step.peak_memory_bytes);
 }
 
 }  // namespace
@@ -52,8 +73,8 @@ void UpdateProgress(Json& progress, const JournalLine& line) {
   const std::optional<EventBody> body = Decode(line.type, line.body);
   if (!body.has_value()) return;
   if (const auto* state = std::get_if<StateEvent>(&*body)) {
-    Set(progress, "step", state->step);
-    Set(progress, "max_steps", state->max_steps);
+    Set(progress, NameOf(&StepEvent::step), state->step);
+    Set(progress, NameOf(&StepEvent::max_steps), state->max_steps);
     // Training begins at the step of a checkpoint, or at 0. If that checkpoint is another job's, saved_step is the step
     // of the job's own newest one.
     if (state->step.has_value())
@@ -61,28 +82,15 @@ void UpdateProgress(Json& progress, const JournalLine& line) {
                                              state->saved_step.value_or(*state->step));
     if (const auto runtime = line.body.find("runtime"); runtime != line.body.end()) progress["runtime"] = *runtime;
   } else if (const auto* step = std::get_if<StepEvent>(&*body)) {
-    Set(progress, "step", step->step);
-    Set(progress, "max_steps", step->max_steps);
-    // "epoch" of a step counts whole passes; used if the trainer reports no fraction.
-    Set(progress, "epoch", step->epochs_done.has_value() ? step->epochs_done : step->epoch);
-    Set(progress, "loss", step->loss);
-    Set(progress, "lr", step->lr);
-    Set(progress, "grad_norm", step->grad_norm);
-    Set(progress, "step_ms", step->step_ms);
-    Add(progress, "tokens", step->tokens);
-    Add(progress, "trainable_tokens", step->trainable_tokens);
-    progress["steps_ms"] = Number(progress, "steps_ms") + step->step_ms.value_or(0);
-    Set(progress, "kernel_launches_per_step", step->kernel_launches);
-    // A trainer that reports no step time reports its speed.
-    if (!step->step_ms.has_value()) Set(progress, "tokens_per_s", step->tokens_per_s);
-    Highest(progress, "peak_memory_bytes", step->peak_memory_bytes);
+    TakeStep(progress, *step);
     progress["latest_step"] = line.body;
   } else if (const auto* eval = std::get_if<EvalEvent>(&*body)) {
     // An evaluation of the served form is stored under the name of its format. Any other is of the model in training.
     const bool served = eval->what == "int8" || eval->what == "ternary";
-    if (eval->eval_loss.has_value()) progress[served ? "eval_loss_" + eval->what : "eval_loss"] = *eval->eval_loss;
+    const std::string loss = NameOf(&EvalEvent::eval_loss);
+    if (eval->eval_loss.has_value()) progress[served ? loss + "_" + eval->what : loss] = *eval->eval_loss;
     progress[served ? eval->what + "_eval" : "latest_eval"] = line.body;
-    Highest(progress, "peak_memory_bytes", eval->peak_memory_bytes);
+    Highest(progress, NameOf(&StepEvent::peak_memory_bytes), eval->peak_memory_bytes);
   } else {
     if (const auto* saved = std::get_if<CheckpointEvent>(&*body)) Set(progress, "checkpoint_step", saved->step);
     return;
@@ -94,10 +102,11 @@ void UpdateProgress(Json& progress, const JournalLine& line) {
 void FinishProgress(Json& progress, const Json& final) {
   for (const auto& item : final.items()) {
     // The trainer counts tokens of the steps that made the model; the progress counts those of all steps that were run.
-    if (item.key() == "tokens") continue;
+    if (item.key() == NameOf(&StepEvent::tokens)) continue;
     if (item.value().is_number()) progress[item.key()] = item.value();
   }
-  if (Number(progress, "max_steps") > 0) progress["step"] = progress["max_steps"];
+  const char* const max_steps = NameOf(&StepEvent::max_steps);
+  if (Number(progress, max_steps) > 0) progress[NameOf(&StepEvent::step)] = progress[max_steps];
   Derive(progress);
   progress["eta_s"] = 0.0;
 }

@@ -80,6 +80,12 @@ TEST(EventTest, StepHasTheFieldNamesOfTheJournal) {
       R"("launches":{"matmul_nf4":7}})");
 }
 
+TEST(EventTest, NameOfIsTheKeyOfTheJsonForm) {
+  EXPECT_STREQ(NameOf(&StepEvent::max_steps), "max_steps");
+  EXPECT_STREQ(NameOf(&StepEvent::grad_norm), "grad_norm");
+  EXPECT_STREQ(NameOf(&EvalEvent::eval_loss), "eval_loss");
+}
+
 TEST(EventTest, UnsetFieldsAreAbsent) {
   EXPECT_EQ(base::Dump(Encode(StateEvent{.state = "QUEUED"})), R"({"state":"QUEUED"})");
   EXPECT_EQ(base::Dump(Encode(StepEvent{})), "{}");
