@@ -13,7 +13,7 @@
 #include "server/model/artifact_writer.h"
 #include "server/plan/adapter_start.h"
 #include "server/plan/plan_job.h"
-#include "server/registry/dataset_format.h"
+#include "server/registry/dataset_meta.h"
 #include "server/store/job_space.h"
 
 namespace nibble::plan {

@@ -21,7 +21,7 @@
 #include "server/model/record_tokens.h"
 #include "server/model/replay.h"
 #include "server/registry/conversion_report.h"
-#include "server/registry/dataset_format.h"
+#include "server/registry/dataset_meta.h"
 #include "server/registry/model_files.h"
 #include "server/registry/model_memory.h"
 #include "server/registry/operation_mark.h"

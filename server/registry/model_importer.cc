@@ -10,7 +10,7 @@
 #include "server/data/train_tokenizer.h"
 #include "server/model/file_names.h"
 #include "server/model/peft_adapter.h"
-#include "server/registry/dataset_format.h"
+#include "server/registry/dataset_meta.h"
 #include "server/registry/import_root.h"
 #include "server/registry/model_files.h"
 #include "server/registry/model_memory.h"

@@ -66,11 +66,10 @@ grpc::ServerUnaryReactor* DatasetService::PreviewDataset(grpc::CallbackServerCon
   const auto body = [=, this](const Call& call) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, state_.datasets->Get(request->dataset()));
     NIBBLE_ASSIGN_OR_RETURN(const auto model, texts_.Get(request->model()));
-    PreviewBounds bounds;
+    plan::PreviewBounds bounds;
     bounds.cancelled = call.stopped();
-    bounds.max_bytes = environment_.max_send_bytes;
     bounds.await_turn = [&] { return large_rows_.Await(bounds.cancelled); };
-    return Preview(stored, *model, *request, bounds, response);
+    return Preview(stored, *model, *request, bounds, environment_.max_send_bytes, response);
   };
   return UnaryOnSlowWorker(environment_, previewers_, context, "nibble.v1.DatasetService/PreviewDataset", body,
                            environment_.default_deadline);

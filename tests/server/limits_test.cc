@@ -19,10 +19,10 @@
 #include "server/model/model_config.h"
 #include "server/model/safetensors.h"
 #include "server/model/text_assets.h"
+#include "server/plan/dataset_preview.h"
 #include "server/registry/text_cache.h"
 #include "server/registry/upload_table.h"
 #include "server/rpc/call.h"
-#include "server/rpc/dataset_proto.h"
 #include "server/rpc/inference_service.h"
 #include "server/rpc/tokens.h"
 #include "server/serve/model_loads.h"
@@ -99,8 +99,8 @@ TEST(LimitsTest, ConstantsMatchTheTableOfAdr0008) {
   EXPECT_EQ(rpc::InferenceService::kMaxLargeTextsOfPrincipal, 16);
   EXPECT_EQ(registry::TextCacheOptions().max_bytes, 32u << 20);
   EXPECT_EQ(registry::TextCacheOptions().max_entries, 64u);
-  EXPECT_EQ(rpc::PreviewBounds().max_looked_rows, 10'000);
-  EXPECT_EQ(rpc::PreviewBounds().max_looked_bytes, 16u << 20);
+  EXPECT_EQ(plan::PreviewBounds().max_looked_rows, 10'000);
+  EXPECT_EQ(plan::PreviewBounds().max_looked_bytes, 16u << 20);
   std::atomic<bool> draining{false};
   telemetry::Metrics metrics({}, {});
   base::WorkerPool workers(1, 1);

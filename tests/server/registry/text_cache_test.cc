@@ -18,7 +18,7 @@
 namespace nibble::registry {
 namespace {
 
-class TextCacheTest : public testing::Test {
+class TextCacheTest : public ::testing::Test {
  protected:
   void SetUp() override {
     auto state = store::StateDirectory::Open(base::RealFileSystem(), directory_.Path("state"));
