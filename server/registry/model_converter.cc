@@ -22,6 +22,7 @@
 #include "server/model/replay.h"
 #include "server/registry/conversion_report.h"
 #include "server/registry/dataset_meta.h"
+#include "server/registry/model_facts.h"
 #include "server/registry/model_files.h"
 #include "server/registry/model_memory.h"
 #include "server/registry/operation_mark.h"
@@ -34,10 +35,6 @@ using base::StrCat;
 namespace {
 
 constexpr std::int64_t kEvalSeqLen = 512;  // tokens; for models that no job made
-
-std::string Text(const base::Json& object, const char* key) {
-  return base::GetString(object, key, "", "").value_or("");
-}
 
 convert::ConvertOptions OptionsOf(const ConvertRequest& request) {
   convert::ConvertOptions options;
@@ -105,7 +102,7 @@ absl::StatusOr<std::string> ModelConverter::EvalDatasetOf(const ConvertRequest& 
     return *request.eval_dataset;
   }
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
-  const std::string job = Text(info.provenance, "job_id");
+  const std::string job = ProvenanceText(info.provenance, "job_id");
   if (job.empty() || !work_.options.eval_dataset_of_job) return std::string();
   const std::string dataset = work_.options.eval_dataset_of_job(job);
   // The user may have deleted the dataset since.
@@ -128,8 +125,9 @@ absl::Status ModelConverter::AddLosses(const ConvertRequest& request, const std:
   if (eval_data.contains("add_special_tokens")) {
     NIBBLE_ASSIGN_OR_RETURN(tokenize.add_special_tokens, base::GetBool(eval_data, "add_special_tokens", "nibble.json"));
   }
-  const data::RowFormat trained_format = data::ParseRowFormat(Text(eval_data, "trained_format")).value_or(format);
-  tokenize.overlong = data::OverlongFor(Text(eval_data, "overlong"), trained_format, format);
+  const data::RowFormat trained_format =
+      data::ParseRowFormat(ProvenanceText(eval_data, "trained_format")).value_or(format);
+  tokenize.overlong = data::OverlongFor(ProvenanceText(eval_data, "overlong"), trained_format, format);
   if (tokenize.overlong == data::Overlong::kError) tokenize.overlong.reset();  // the job has checked the rows
   // Uses the token file of the job's plan if it exists, and reads only the evaluated tokens from it.
   const data::TokenSource tokens = {.data_path = stored.data_path,

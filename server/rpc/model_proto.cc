@@ -1,14 +1,10 @@
 #include "server/rpc/model_proto.h"
 
 #include "server/base/error.h"
-#include "server/base/files.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
-#include "server/model/file_names.h"
 #include "server/model/kv_pool.h"
-#include "server/model/record.h"
-#include "server/model/safetensors.h"
-#include "server/model/tensor_table.h"
+#include "server/registry/model_facts.h"
 #include "server/rpc/dataset_proto.h"
 #include "server/rpc/time.h"
 
@@ -17,8 +13,6 @@ namespace nibble::rpc {
 namespace {
 
 using base::StrCat;
-constexpr std::uint64_t kMaxSmallFile = 4u << 20;
-constexpr std::uint64_t kMaxReport = 64u << 20;
 
 v1::ModelOrigin OriginOf(const std::string& source) {
   if (source == "import") return v1::MODEL_ORIGIN_IMPORT;
@@ -28,71 +22,30 @@ v1::ModelOrigin OriginOf(const std::string& source) {
   return v1::MODEL_ORIGIN_UNSPECIFIED;
 }
 
-std::string Text(const base::Json& object, const char* key) {
-  return base::GetString(object, key, "", "").value_or("");
+void PutArchitecture(const model::ModelConfig& config, v1::ModelArchitecture& out) {
+  out.set_family(config.architecture);
+  out.set_hidden_size(static_cast<std::int32_t>(config.hidden_size));
+  out.set_num_layers(static_cast<std::int32_t>(config.num_layers));
+  out.set_num_heads(static_cast<std::int32_t>(config.num_heads));
+  out.set_num_kv_heads(static_cast<std::int32_t>(config.num_kv_heads));
+  out.set_head_size(static_cast<std::int32_t>(config.head_dim));
+  out.set_intermediate_size(static_cast<std::int32_t>(config.ffn_size));
+  out.set_vocab_size(static_cast<std::int32_t>(config.vocab_size));
+  out.set_max_positions(static_cast<std::int32_t>(config.max_positions));
+  out.set_tied_embeddings(config.tied_embeddings);
 }
 
-// UNSPECIFIED for a model without a job.
-v1::DatasetFormat TrainedFormatOf(const model::ArtifactInfo& info) {
-  const auto data = info.provenance.find("eval_data");
-  if (data == info.provenance.end() || !data->is_object()) return v1::DATASET_FORMAT_UNSPECIFIED;
-  const auto format = data::ParseRowFormat(Text(*data, "trained_format"));
-  return format.ok() ? ToProto(*format) : v1::DATASET_FORMAT_UNSPECIFIED;
-}
-
-absl::Status AddArchitecture(const store::StoredModel& stored, model::Format format, v1::Model& out) {
-  base::FileSystem& files = base::RealFileSystem();
-  NIBBLE_ASSIGN_OR_RETURN(const std::string text,
-                          files.Read(base::JoinPath(stored.directory, model::kConfigFile), kMaxSmallFile));
-  NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(text));
-  NIBBLE_ASSIGN_OR_RETURN(const model::ModelConfig config, model::ParseHfConfig(json));
-  auto* architecture = out.mutable_architecture();
-  architecture->set_family(config.architecture);
-  architecture->set_hidden_size(static_cast<std::int32_t>(config.hidden_size));
-  architecture->set_num_layers(static_cast<std::int32_t>(config.num_layers));
-  architecture->set_num_heads(static_cast<std::int32_t>(config.num_heads));
-  architecture->set_num_kv_heads(static_cast<std::int32_t>(config.num_kv_heads));
-  architecture->set_head_size(static_cast<std::int32_t>(config.head_dim));
-  architecture->set_intermediate_size(static_cast<std::int32_t>(config.ffn_size));
-  architecture->set_vocab_size(static_cast<std::int32_t>(config.vocab_size));
-  architecture->set_max_positions(static_cast<std::int32_t>(config.max_positions));
-  architecture->set_tied_embeddings(config.tied_embeddings);
-  std::int64_t parameters = 0;
-  if (format == model::Format::kLora) {
-    NIBBLE_ASSIGN_OR_RETURN(const std::string adapter_text,
-                            files.Read(base::JoinPath(stored.directory, model::kAdapterConfigFile), kMaxSmallFile));
-    NIBBLE_ASSIGN_OR_RETURN(const base::Json adapter_json, base::ParseJson(adapter_text));
-    NIBBLE_ASSIGN_OR_RETURN(const model::AdapterConfig adapter, model::ParsePeftConfig(adapter_json));
-    for (const auto& tensor : model::AdapterTensors(config, adapter))
-      parameters += model::NumElements(tensor.shape).value_or(0);
-  } else {
-    for (const auto& tensor : model::RequiredTensors(config))
-      parameters += model::NumElements(tensor.shape).value_or(0);
+// The fields that only some formats have.
+void PutFormatDetails(const model::ArtifactInfo& info, v1::Model& out) {
+  if (info.weight_format() == model::Format::kInt8) {
+    out.set_act_outliers(info.act_outliers);
+    out.set_activations(info.weight_only ? v1::MODEL_FORMAT_BF16 : v1::MODEL_FORMAT_INT8);
   }
-  out.set_parameters(parameters);
-  return absl::OkStatus();
-}
-
-v1::ModelFormat HeadFormatOf(const store::StoredModel& stored, const model::ArtifactInfo& info, bool tied) {
-  const auto format_of = [](kernels::DType dtype) {
-    return dtype == kernels::DType::kF32 ? v1::MODEL_FORMAT_F32 : v1::MODEL_FORMAT_BF16;
-  };
-  switch (info.format) {
-    case model::Format::kF32: return v1::MODEL_FORMAT_F32;
-    case model::Format::kBF16: return v1::MODEL_FORMAT_BF16;
-    case model::Format::kInt8: return info.int8_head ? v1::MODEL_FORMAT_INT8 : v1::MODEL_FORMAT_BF16;
-    case model::Format::kTernary: return format_of(info.bitnet.value_or(model::BitNetInfo()).head_dtype);
-    case model::Format::kNf4: break;
-    case model::Format::kLora:
-      if (info.int8_head) return v1::MODEL_FORMAT_INT8;
-      break;
+  if (info.weight_format() == model::Format::kNf4) {
+    out.set_nf4_block(static_cast<std::int32_t>(info.nf4.block));
+    out.set_double_quant(info.nf4.double_quant);
+    if (info.nf4.double_quant) out.set_scaler_block(static_cast<std::int32_t>(info.nf4.scaler_block));
   }
-  // The head keeps the type that it has in the source model. Only the header of the weights file records this type.
-  const auto weights = model::OpenSafetensors(base::JoinPath(stored.directory, model::kWeightsFile));
-  if (!weights.ok()) return v1::MODEL_FORMAT_UNSPECIFIED;
-  const auto head = weights->tensors.find(tied ? model::kEmbeddingName : model::kHeadName);
-  if (head == weights->tensors.end() || !head->second.dtype.has_value()) return v1::MODEL_FORMAT_UNSPECIFIED;
-  return format_of(*head->second.dtype);
 }
 
 }  // namespace
@@ -139,58 +92,35 @@ absl::Status CheckDevice(const v1::Device& device) {
 }
 
 absl::StatusOr<v1::Model> ToProto(const store::StoredModel& stored, bool loaded, bool detailed) {
-  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored.info));
+  NIBBLE_ASSIGN_OR_RETURN(const registry::ModelFacts facts, registry::FactsOf(stored));
+  const model::ArtifactInfo& info = facts.info;
   v1::Model out;
   out.set_name(stored.name);
   out.set_format(ToProto(info.format));
   out.set_digest(info.weights_digest);
   out.set_bytes(static_cast<std::int64_t>(stored.bytes));
-  NIBBLE_RETURN_IF_ERROR(AddArchitecture(stored, info.format, out));
-  if (info.format == model::Format::kLora) {
-    out.set_base_model(Text(info.provenance, "base_model"));
-    out.set_base_digest(info.base_digest);
-  }
+  PutArchitecture(facts.config, *out.mutable_architecture());
+  out.set_parameters(facts.parameters);
+  out.set_base_model(facts.base_model);
+  if (info.format == model::Format::kLora) out.set_base_digest(info.base_digest);
   out.set_origin(OriginOf(info.source));
-  if (info.source == "checkpoint") out.set_source(Text(info.provenance, "checkpoint"));
-  for (const char* key : {"source", "job_id", "source_model", "imported_from"}) {
-    if (out.source().empty()) out.set_source(Text(info.provenance, key));
-  }
+  out.set_source(facts.source);
   out.set_determinism(info.determinism() == model::Determinism::kBitwise ? v1::DETERMINISM_EXACT
                                                                          : v1::DETERMINISM_BEST_EFFORT);
-  base::FileSystem& files = base::RealFileSystem();
-  if (const auto it = info.provenance.find("files"); it != info.provenance.end() && it->is_object()) {
-    out.set_tokenizer_digest(Text(*it, model::kTokenizerFile));
-  }
-  const auto tokenizer_config =
-      files.Read(base::JoinPath(stored.directory, model::kTokenizerConfigFile), kMaxSmallFile);
-  out.set_has_chat_template(
-      files.Exists(base::JoinPath(stored.directory, model::kChatTemplateFile)) ||
-      (tokenizer_config.ok() && tokenizer_config->find("\"chat_template\"") != std::string::npos));
-  out.set_trained_format(TrainedFormatOf(info));
-  if (info.weight_format() == model::Format::kInt8) {
-    out.set_act_outliers(info.act_outliers);
-    out.set_activations(info.weight_only ? v1::MODEL_FORMAT_BF16 : v1::MODEL_FORMAT_INT8);
-  }
-  if (info.weight_format() == model::Format::kNf4) {
-    out.set_nf4_block(static_cast<std::int32_t>(info.nf4.block));
-    out.set_double_quant(info.nf4.double_quant);
-    if (info.nf4.double_quant) out.set_scaler_block(static_cast<std::int32_t>(info.nf4.scaler_block));
-  }
-  out.set_head_format(HeadFormatOf(stored, info, out.architecture().tied_embeddings()));
-  if (const auto record = model::ReadRecord(files, stored.directory); record.ok()) {
-    out.set_record_rows(static_cast<std::int32_t>(record->num_rows()));
+  out.set_tokenizer_digest(facts.tokenizer_digest);
+  out.set_has_chat_template(facts.has_chat_template);
+  if (facts.trained_format.has_value()) out.set_trained_format(ToProto(*facts.trained_format));
+  PutFormatDetails(info, out);
+  if (facts.head_format.has_value()) out.set_head_format(ToProto(*facts.head_format));
+  if (facts.record_rows.has_value()) {
+    out.set_record_rows(static_cast<std::int32_t>(*facts.record_rows));
     out.set_recorded_by(info.recorded_by);
   }
   out.set_loaded(loaded);
   *out.mutable_create_time() = ToProto(stored.created);
   // A model never changes; loading it does not change the etag.
   out.set_etag(store::Etag(stored));
-  const std::string report_path = base::JoinPath(stored.directory, registry::kConversionFile);
-  if (const auto report = files.Read(report_path, kMaxReport); report.ok()) {
-    // A report that cannot be parsed is shown empty.
-    *out.mutable_conversion() =
-        ToProto(registry::ParseConversionReport(*report).value_or(registry::ConversionReport()), detailed);
-  }
+  if (facts.conversion.has_value()) *out.mutable_conversion() = ToProto(*facts.conversion, detailed);
   return out;
 }
 

@@ -24,8 +24,8 @@ v1::Device CpuDevice();
 // Errors: InvalidArgument (FIELD_VIOLATION): nibbled does not serve on this device.
 absl::Status CheckDevice(const v1::Device& device);
 
-// Reads the model's small files, such as config.json, record.bin and the conversion's report, and at most the header of
-// its weights. `detailed`: with the layers of the report.
+// Errors: those of registry::FactsOf, which reads small files of the model. `detailed`: with the layers of the
+// conversion's report.
 absl::StatusOr<v1::Model> ToProto(const store::StoredModel& stored, bool loaded, bool detailed);
 // `detailed`: with the layers.
 v1::ConversionReport ToProto(const registry::ConversionReport& report, bool detailed);
