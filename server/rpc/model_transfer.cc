@@ -1,13 +1,11 @@
 #include "server/rpc/model_transfer.h"
 
-#include <algorithm>
-#include <fstream>
 #include <utility>
 
 #include "server/base/error.h"
-#include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/registry/export_reader.h"
 #include "server/registry/uploaded_model.h"
 #include "server/rpc/model_proto.h"
 #include "server/rpc/time.h"
@@ -70,7 +68,6 @@ class ModelUpload final : public TrackedUpload<v1::UploadModelRequest, v1::Uploa
   v1::UploadModelResponse* const response_;
 };
 
-constexpr std::int64_t kChunkBytes = 256 << 10;
 // Maximum chunks that one Fill() pushes. Nearly twice as many may wait: if the reader empties the queue during a
 // Fill(), another Fill() follows.
 constexpr std::size_t kChunksAhead = 16;
@@ -83,7 +80,7 @@ class Download : public std::enable_shared_from_this<Download> {
   using Stream = StreamReactor<v1::DownloadArtifactResponse>;
   Download(std::shared_ptr<Stream> stream, std::shared_ptr<const registry::ExportedFiles> exported,
            std::vector<registry::FileEntry> files)
-      : stream_(std::move(stream)), exported_(std::move(exported)), files_(std::move(files)) {}
+      : stream_(std::move(stream)), reader_(std::move(exported), std::move(files)) {}
 
   void Begin() {
     auto pump = std::make_shared<base::Pump>(stream_->call().environment().workers,
@@ -110,38 +107,19 @@ class Download : public std::enable_shared_from_this<Download> {
   }
   // False: `message` is the finish.
   absl::StatusOr<bool> Next(v1::DownloadArtifactResponse& message) {
-    if (!open_ && next_file_ == files_.size()) {
-      message.mutable_finish()->set_sha256(digest_.HexDigest());
-      return false;
+    std::string bytes;
+    NIBBLE_ASSIGN_OR_RETURN(const registry::ExportReader::Step step, reader_.Next(bytes));
+    switch (step) {
+      case registry::ExportReader::Step::kFile: *message.mutable_file() = ToProto(reader_.file()); return true;
+      case registry::ExportReader::Step::kBytes: message.set_chunk(std::move(bytes)); return true;
+      case registry::ExportReader::Step::kEnd: break;
     }
-    if (!open_) {
-      const registry::FileEntry& entry = files_[next_file_++];
-      file_ = std::ifstream(base::JoinPath(exported_->directory, entry.path), std::ios::binary);
-      if (!file_) return absl::DataLossError(StrCat(entry.path, " cannot be read"));
-      left_ = entry.size_bytes;
-      open_ = left_ > 0;
-      *message.mutable_file() = ToProto(entry);
-      return true;
-    }
-    std::string& chunk = *message.mutable_chunk();
-    chunk.resize(static_cast<std::size_t>(std::min(left_, kChunkBytes)));
-    if (!file_.read(chunk.data(), static_cast<std::streamsize>(chunk.size()))) {
-      return absl::DataLossError(StrCat(files_[next_file_ - 1].path, " is shorter than expected"));
-    }
-    digest_.Update(chunk);
-    left_ -= static_cast<std::int64_t>(chunk.size());
-    open_ = left_ > 0;
-    return true;
+    message.mutable_finish()->set_sha256(reader_.Digest());
+    return false;
   }
 
   const std::shared_ptr<Stream> stream_;
-  const std::shared_ptr<const registry::ExportedFiles> exported_;
-  const std::vector<registry::FileEntry> files_;
-  std::size_t next_file_ = 0;
-  bool open_ = false;
-  std::ifstream file_;
-  std::int64_t left_ = 0;
-  base::Sha256 digest_;
+  registry::ExportReader reader_;
 };
 
 }  // namespace
