@@ -56,12 +56,13 @@ absl::StatusOr<Reading> ReadingOf(const store::StoredDataset& stored, const mode
 }
 
 // Maximum bytes of a text row that a preview reads. A row may be a whole book, so the preview reads only what it can
-// show, but always more than one sequence, to detect a row that is too long.
+// show, but always more than one sequence (by kMarginBytes), to detect a row that is too long.
 std::size_t TextBytes(std::int64_t num_rows, std::int64_t max_seq_len) {
-  const auto of_rows = [&](std::int64_t rows) {
-    return static_cast<std::size_t>(rows * max_seq_len * kMaxBytesOfToken) + 4096;
+  constexpr std::size_t kMarginBytes = 4096;
+  const auto of_sequences = [&](std::int64_t n) {
+    return static_cast<std::size_t>(n * max_seq_len * kMaxBytesOfToken) + kMarginBytes;
   };
-  return std::min(of_rows(num_rows), std::max(of_rows(1), kMaxText));
+  return std::min(of_sequences(num_rows), std::max(of_sequences(1), kMaxText));
 }
 
 absl::StatusOr<PreviewRow> RowOf(const data::Example& example, std::int64_t line, std::size_t part,

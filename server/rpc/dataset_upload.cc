@@ -1,4 +1,4 @@
-// UploadDataset: header, chunks, finish.
+// UploadDataset: header, chunks, finish. Implements MakeDatasetUpload of dataset_proto.h.
 #include <utility>
 
 #include "server/base/error.h"
