@@ -278,7 +278,7 @@ TEST(LimitsMemoryTest, MemoryOfNibbledItselfIsReserved) {
   Limits limits;
   const std::int64_t own = OwnMemoryBytes(limits);
   EXPECT_GT(own, limits.rpc_memory_bytes);
-  EXPECT_LT(own, std::int64_t{5} << 28);
+  EXPECT_LT(own, std::int64_t{5} << 28);  // 1.25 GiB
   limits.rpc_memory_bytes += 100;
   EXPECT_EQ(OwnMemoryBytes(limits), own + 100);
 }

@@ -1,4 +1,5 @@
-// Upgrades of the job database from earlier schema versions, and the thinning of its step events.
+// Upgrades of the job database from earlier schema versions, the backups that they make, and the thinning of step
+// events.
 #include <gtest/gtest.h>
 #include <soci/soci.h>
 #include <soci/sqlite3/soci-sqlite3.h>

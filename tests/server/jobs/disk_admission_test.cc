@@ -51,8 +51,9 @@ class DiskAdmissionTest : public ControllerFixture {
   void SetUp() override {
     files_ = &disk_;
     options_.queue.max_running = 4;
+    // SubmitOf puts the planned MiB into the rank.
     options_.plan_memory = [](const JobSpec& spec, const base::CancelToken&) -> absl::StatusOr<PlannedMemory> {
-      return PlannedMemory{1, "", spec.qlora.r * kMiB};
+      return PlannedMemory{.bytes = 1, .pools = "", .disk_bytes = spec.qlora.r * kMiB};
     };
     ControllerFixture::SetUp();
   }

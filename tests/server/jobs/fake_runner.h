@@ -15,7 +15,8 @@
 namespace nibble::jobs {
 
 // The machine on which trainers run. It outlives controllers and runners, as the processes of a real machine do. The
-// test writes what trainers would write, and ends them. Thread-safe.
+// test writes what trainers would write, and ends them. Thread-safe, except for the public members, which a test sets
+// between two rounds of the controller.
 class FakeMachine {
  public:
   struct Trainer {
@@ -55,7 +56,7 @@ class FakeMachine {
     base::MutexLock lock(mutex_);
     trainers_.clear();
   }
-  // Ends the trainer without a word from it, as a cluster does.
+  // Ends the trainer with any cause, such as an eviction by a cluster. The trainer writes nothing more.
   void End(Trainer& trainer, TrainerEnd end) {
     base::MutexLock lock(mutex_);
     trainer.journal.reset();
@@ -104,7 +105,7 @@ class FakeRunner : public Runner {
     if (!trainer.end.has_value()) return state;
     const bool child = std::find(children_.begin(), children_.end(), directory) != children_.end();
     state.phase = Phase::kEnded;
-    state.end = child ? *trainer.end : TrainerEnd{};
+    state.end = child ? *trainer.end : TrainerEnd{};  // only a parent learns the exit status
     return state;
   }
   void Send(const std::string& directory, Signal signal) override {

@@ -371,6 +371,16 @@ TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
   EXPECT_EQ(base::Dump(ToJson(quantized)["int8_qt"]),
             R"({"stochastic_rounding":true,"scale":"channel","act_outliers":0,"init":"pretrained",)"
             R"("compute_dtype":"bf16","compute":"int8"})");
+}
+
+TEST(JobSpecTest, FieldsOfFullAndInt8QtThatDoNotFitAreNamedWithTheirValues) {
+  JobSpec full;
+  full.method = kMethodFull;
+  full.full = {.compute_dtype = "fp32", .param_dtype = "bf16"};
+  EXPECT_EQ(base::ReasonMetadata(Validate(full))["full.param_dtype"],
+            "is BF16, wanted F32 with compute_dtype F32, or compute_dtype BF16");
+  JobSpec quantized;
+  quantized.method = kMethodInt8Qt;
   quantized.int8_qt = {.scale = "row", .act_outliers = 17};
   const std::map<std::string, std::string> found = base::ReasonMetadata(Validate(quantized));
   EXPECT_EQ(found.at("int8_qt.scale"), "is \"row\", wanted one of channel, tensor");

@@ -51,7 +51,7 @@ absl::StatusOr<JobStart> Start(const StoredJob& job, const StoredJob& source = J
 TEST(JobStartTest, SameSpecWithMoreStepsContinuesAtTheDataCursor) {
   JobSpec spec = Resuming();
   spec.optim.lr = 1.0;
-  spec.run.seed = spec.qlora.seed = 8;  // the checkpoint replaces the initial values of these seeds
+  spec.run.seed = spec.qlora.seed = 8;  // the checkpoint has the values that these seeds would draw
   spec.run.save_every = 3;
   const auto start = Start(Job(spec));
   ASSERT_TRUE(start.ok()) << start.status();
@@ -62,7 +62,7 @@ TEST(JobStartTest, SameSpecWithMoreStepsContinuesAtTheDataCursor) {
   EXPECT_FALSE(start->weights_only);
 }
 
-TEST(JobStartTest, ResumeNamesWhatMustBeEqualWithBothValues) {
+TEST(JobStartTest, ResumeErrorNamesTheFieldAndBothValues) {
   struct Case {
     const char* field;
     const char* message;

@@ -68,7 +68,7 @@ TEST(JobStateTest, RefusalOfAnEarlyPauseSaysWhenToRetry) {
               ::testing::EndsWith("cannot be paused"));
 }
 
-TEST(JobStateTest, RefusalOfAUserIsASentence) {
+TEST(JobStateTest, RefusalOfAUserActionIsASentence) {
   EXPECT_EQ(Next(kSucceeded, JobTrigger::kCancel).status().message(), "a job that is SUCCEEDED cannot be cancelled");
   EXPECT_EQ(Next(kRunning, JobTrigger::kResume).status().message(), "a job that is RUNNING cannot be resumed");
 }

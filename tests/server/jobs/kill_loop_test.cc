@@ -53,7 +53,8 @@ class KillLoopTest : public ::testing::Test {
     const auto job = database_->Get(id);
     const auto attempt = database_->GetAttempt(id, job->attempt);
     if (!attempt.ok() || attempt->handle.empty() || attempt->state != "RUNNING") return false;
-    return ::kill(static_cast<pid_t>(-std::stol(attempt->handle)), SIGKILL) == 0;  // "PID/START_TICKS"
+    // The handle is "PID/START_TICKS"; the trainer leads the process group PID.
+    return ::kill(static_cast<pid_t>(-std::stol(attempt->handle)), SIGKILL) == 0;
   }
   std::string Submit() {
     JobSpec spec;
@@ -97,7 +98,7 @@ class KillLoopTest : public ::testing::Test {
       }
     }
     EXPECT_EQ(models, 1);
-    EXPECT_EQ(last_step, 6);
+    EXPECT_EQ(last_step, 6);  // STEPS of tiny_trainer.py
     EXPECT_EQ(controller_->Get(id)->state, JobState::kSucceeded);
     EXPECT_TRUE(state_->models->Verify(id).ok());
   }

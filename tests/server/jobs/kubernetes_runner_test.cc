@@ -86,7 +86,8 @@ class KubernetesRunnerTest : public ::testing::Test {
     return last;
   }
   std::string DeleteTarget() const { return LastDelete().target; }
-  // `state`: of the trainer's container.
+  // `state` is the state of the trainer's container, as JSON. The phase "Terminating" stands for a running pod that is
+  // being deleted.
   void PutPod(const TrainerRequest& request, const std::string& phase, const std::string& state,
               const std::string& conditions = "[]") {
     Json pod = nibble::testing::ApiObject(
@@ -202,13 +203,13 @@ TEST_F(KubernetesRunnerTest, NextServerAdoptsRunningTrainersAndRemovesOldJobs) {
 }
 
 TEST_F(KubernetesRunnerTest, AdoptedAttemptIsCreatedOnlyIfItNeverBegan) {
-  // Killed before the POST: the order is there, but neither a Job nor anything of a trainer.
+  // The server was killed before the POST: the order exists, but neither a Job nor a file of a trainer.
   const TrainerRequest never = Request(1, "job-a");
-  // Killed after it, and the Job was deleted while no server ran.
+  // The server was killed after the POST, and the Job was deleted while no server ran.
   const TrainerRequest claimed = Request(1, "job-b"), recorded = Request(1, "job-c"), finished = Request(1, "job-d");
   Write("claim", "pod-uid", claimed);
   Write("outcome.json", "{}", finished);
-  // Killed before the order was written.
+  // The server was killed before it wrote the order.
   const TrainerRequest unwritten = Request(1, "job-e");
   std::filesystem::remove(unwritten.directory + "/attempt.json");
   EXPECT_FALSE(*runner_->Adopt(unwritten, ""));
@@ -224,7 +225,7 @@ TEST_F(KubernetesRunnerTest, AdoptedAttemptIsCreatedOnlyIfItNeverBegan) {
 
 TEST_F(KubernetesRunnerTest, StopDeletesTheJobAndAKillLeavesThePodOneSecond) {
   const TrainerRequest request = Running();
-  server_.Fail(1, RequestKind::kDelete, {.status = 200});  // Foreground: the Job stays as long as its pod
+  server_.Fail(1, RequestKind::kDelete, {.status = 200});  // foreground deletion: the Job stays as long as its pod
   runner_->Send(request.directory, Runner::Signal::kTerminate);
   ASSERT_TRUE(Soon([&] { return NumDeletes() == 1; }));
   EXPECT_THAT(DeleteTarget(), HasSubstr(std::string("/jobs/") + kJob1));
@@ -272,7 +273,7 @@ TEST_F(KubernetesRunnerTest, PodThatOutlivesItsJobIsDeletedWithItsOwnGrace) {  /
   EXPECT_FALSE(LastDelete().body.contains("gracePeriodSeconds"));
 }
 
-TEST_F(KubernetesRunnerTest, OrphanThatSavedItsStateWasDeleted) {
+TEST_F(KubernetesRunnerTest, OrphanThatSavedItsStateEndsAsDeleted) {
   const TrainerRequest request = Running();
   server_.Fail(1, RequestKind::kDelete, {.status = 200});  // the pod has its grace period
   ASSERT_TRUE(server_.Remove("jobs", kJob1));
@@ -315,8 +316,10 @@ TEST_F(KubernetesRunnerTest, JobThatKueueAdmittedAgainWhileNoServerRanIsPreempte
     Write("claim", "uid-of-the-first-pod", request);
     PutJob(request);
     if (ended) EndPod(request, 73);
-    if (!ended) RunPod(request);
-    if (!ended) server_.Fail(1, RequestKind::kDelete, {.status = 200});  // Foreground: the Job stays as long as its pod
+    if (!ended) {
+      RunPod(request);
+      server_.Fail(1, RequestKind::kDelete, {.status = 200});  // foreground deletion: the Job stays as long as its pod
+    }
     Open();
     EXPECT_TRUE(*runner_->Adopt(request, ""));
     if (!ended) {
@@ -365,7 +368,7 @@ TEST_F(KubernetesRunnerTest, PodThatStaysAfterAKillIsOnALostNode) {
   Open();
   const TrainerRequest request = Running();
   PutPod(request, "Terminating", R"({"running":{}})");
-  server_.Fail(1, RequestKind::kDelete, {.status = 200});  // Foreground: the Job stays as long as its pod
+  server_.Fail(1, RequestKind::kDelete, {.status = 200});  // foreground deletion: the Job stays as long as its pod
   runner_->Send(request.directory, Runner::Signal::kTerminate);
   ASSERT_TRUE(Soon([&] { return NumDeletes() == 1; }));
   EXPECT_EQ(Poll(request).phase, TrainerPhase::kRunning);
@@ -380,7 +383,7 @@ TEST_F(KubernetesRunnerTest, TrainerWhoseStopWasDelayedHasItsWholeGrace) {  // R
   const auto stopped = std::chrono::steady_clock::now();
   runner_->Send(request.directory, Runner::Signal::kTerminate);
   ASSERT_TRUE(Soon([&] { return NumDeletes() >= 100; }));
-  const auto grace = std::chrono::steady_clock::now() - stopped;
+  const auto grace = std::chrono::steady_clock::now() - stopped;  // the time that the caller left for the stop
   runner_->Send(request.directory, Runner::Signal::kKill);
   EXPECT_THAT(DeleteTarget(), HasSubstr("/jobs/"));
   const auto deleted = std::chrono::steady_clock::now();
@@ -486,7 +489,8 @@ TEST_F(KubernetesRunnerTest, QueuedJobWaitsAndIsPreemptedOnceItsPodHasRun) {
 TEST(KubernetesJobTest, JobIsTheTemplateWithTheFieldsThatNibbledSets) {
   const auto templates = ParseTrainerTemplates(
       R"({"cuda":{"metadata":{"labels":{"team":"x"}},"spec":{"ttlSecondsAfterFinished":60,"template":{"spec":{
-        "nodeSelector":{"gpu":"h200"},"restartPolicy":"OnFailure","containers":[{"name":"sidecar"},{"name":"trainer","image":"t",
+        "nodeSelector":{"gpu":"h200"},"restartPolicy":"OnFailure","containers":[{"name":"sidecar"},
+        {"name":"trainer","image":"t",
         "env":[{"name":"GOMP_SPINCOUNT","value":"9"}],"args":["--old"],
         "resources":{"limits":{"nvidia.com/gpu":1,"memory":"1Gi"}}}]}}}}})");
   ASSERT_TRUE(templates.ok()) << templates.status();
@@ -501,9 +505,9 @@ TEST(KubernetesJobTest, JobIsTheTemplateWithTheFieldsThatNibbledSets) {
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_EQ((*job)["metadata"]["name"], "nibble-job-a-2");
   const Json& labels = (*job)["metadata"]["labels"];
-  EXPECT_EQ(
-      base::DumpSorted(labels),
-      R"({"kueue.x-k8s.io/queue-name":"team","nibble.dev/attempt":"2","nibble.dev/job":"job-a","nibble.dev/server":"here","team":"x"})");
+  EXPECT_EQ(base::DumpSorted(labels),
+            R"({"kueue.x-k8s.io/queue-name":"team","nibble.dev/attempt":"2","nibble.dev/job":"job-a",)"
+            R"("nibble.dev/server":"here","team":"x"})");
   const Json& spec = (*job)["spec"];
   EXPECT_EQ(spec["suspend"], true);
   EXPECT_EQ(spec["backoffLimit"], 0);

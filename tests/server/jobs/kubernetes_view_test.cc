@@ -27,7 +27,7 @@ Json Job(const std::string& conditions = "", bool suspend = false) {
   return Parsed(R"({"kind":"Job","metadata":{"name":"j"},"spec":{"suspend":)" +
                 std::string(suspend ? "true" : "false") + R"(},"status":{"conditions":[)" + conditions + "]}}");
 }
-// `state`: of the trainer's container, e.g. "running":{}.
+// `state` is the state of the trainer's container: JSON without the outer braces, such as "running":{}.
 Json Pod(const std::string& phase, const std::string& state, const std::string& conditions = "") {
   return Parsed(R"({"kind":"Pod","metadata":{"name":"j-0"},"status":{"phase":")" + phase + R"(","conditions":[)" +
                 conditions +
@@ -202,7 +202,8 @@ TEST(KubernetesViewTest, EventsAreReadByTheirTimes) {
       {"type":"Warning","reason":"FailedScheduling","message":"past","lastTimestamp":null,
        "eventTime":"2026-01-01T00:00:08.000001Z"},
       {"type":"Warning","reason":"FailedCreate","message":"second","lastTimestamp":"2026-01-01T00:00:02Z"},
-      {"type":"Warning","reason":"FailedCreate","message":"first","metadata":{"creationTimestamp":"2026-01-01T00:00:01Z"}},
+      {"type":"Warning","reason":"FailedCreate","message":"first",
+       "metadata":{"creationTimestamp":"2026-01-01T00:00:01Z"}},
       7, {"reason":7}]})");
   EXPECT_EQ(WarningIn(events), "FailedMount: new");
   EXPECT_THAT(RefusalsIn(events), ::testing::ElementsAre("first", "second"));

@@ -76,8 +76,9 @@ class LocalRunnerTest : public ::testing::Test {
     const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(90);
     while (true) {
       const auto job = controller_->Get(id);
-      EXPECT_TRUE(job.ok());
-      if (!job.ok() || done(*job)) return *job;
+      EXPECT_TRUE(job.ok()) << job.status();
+      if (!job.ok()) return {};
+      if (done(*job)) return *job;
       if (std::chrono::steady_clock::now() > give_up) {
         ADD_FAILURE() << "still " << Name(job->state);
         return *job;
@@ -101,7 +102,7 @@ class LocalRunnerTest : public ::testing::Test {
   }
   // While this file exists, trainers wait after step 3.
   std::string Hold() const { return state_->paths.dataset("train") + "/hold"; }
-  // Of a handle "PID/START_TICKS".
+  // The pid in a handle "PID/START_TICKS".
   static pid_t PidOf(const std::string& handle) { return static_cast<pid_t>(std::stol(handle)); }
   std::string Log(const std::string& id, int attempt) const {
     return *base::RealFileSystem().Read(state_->paths.attempt(id, attempt) + "/trainer.log", 1 << 20);

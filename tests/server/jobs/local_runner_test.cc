@@ -240,10 +240,10 @@ TEST(ProcessTest, AZombieHasNoStartTicksAndIsReapedOnce) {
   siginfo_t info;
   ::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT);
   EXPECT_EQ(*StartTicks(child), std::nullopt) << "a zombie counts as gone";
-  const ExitStatus status = Reap(child, true);
+  const ExitStatus status = Reap(child, /*wait=*/true);
   EXPECT_EQ(status.kind, ExitStatus::Kind::kExited);
   EXPECT_EQ(status.value, 3);
-  EXPECT_EQ(Reap(child, true).kind, ExitStatus::Kind::kUnknown);
+  EXPECT_EQ(Reap(child, /*wait=*/true).kind, ExitStatus::Kind::kUnknown);
 }
 
 }  // namespace

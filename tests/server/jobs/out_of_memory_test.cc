@@ -116,7 +116,8 @@ TEST_F(OutOfMemoryTest, OomKillWhileNoServerRanIsRecognized) {
   EXPECT_EQ(LastReason(id), "OUT_OF_MEMORY");
 }
 
-// The kernel kills the whole container: the next container counts from 0, but Kubernetes reports the end of the last.
+// The kernel kills the whole container: the next container counts from 0, but Kubernetes reports how the previous one
+// ended.
 TEST_F(OutOfMemoryTest, OomKillOfTheWholeContainerIsRecognizedIfItIsReported) {
   const std::string id = Start();
   oom_ = OomCount{.group = "g2", .kills = 0};

@@ -35,8 +35,8 @@ TEST_F(ReportCommandsTest, AnswersCarryACheckpointRequestUntilItsFileIsGone) {
   const std::string& directory = Trainer(id).directory;
   const std::string request = Heartbeat(id).checkpoint_request;
   EXPECT_NE(request, "");
-  EXPECT_EQ(CheckpointRequest(base::RealFileSystem(), directory), request) << "both ways carry the same id";
-  // A checkpoint begun before the request does not serve it: only the trainer's removal of the file does.
+  EXPECT_EQ(CheckpointRequest(base::RealFileSystem(), directory), request) << "both have the same id";
+  // This checkpoint may have begun before the request. The request ends only when the trainer removes the file.
   Checkpoint(Trainer(id), 1);
   controller_->Tick();
   EXPECT_EQ(Heartbeat(id).checkpoint_request, request);
@@ -95,7 +95,7 @@ TEST_F(ReportCommandsTest, EveryAttemptReadsTheAuthoritiesAgain) {
   machine_.Kill(Trainer(id));
   ASSERT_TRUE(began(2));
   EXPECT_EQ(machine_.Find(state_->paths.attempt(id, 2))->order.report_ca, "authority 2");
-  controller_.reset();  // before `reads`
+  controller_.reset();  // its threads use `reads`
 }
 
 }  // namespace

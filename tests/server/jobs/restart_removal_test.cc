@@ -183,7 +183,7 @@ TEST_F(RestartTest, OutputLostBeforePublishingIsReportedInAWarning) {
 class Unmarked : public FaultyDatabase {
  public:
   explicit Unmarked(std::unique_ptr<Database> real)
-      : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
+      : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), /*after=*/false) {}
   absl::StatusOr<bool> MarkPublished(const std::string& id, const std::vector<NewEvent>& events) override {
     if (fails) return absl::ResourceExhaustedError("injected");
     return FaultyDatabase::MarkPublished(id, events);

@@ -36,7 +36,7 @@ TEST_F(RestartTest, AcknowledgedJobsSurviveARestart) {
 class ShortPages : public FaultyDatabase {
  public:
   explicit ShortPages(std::unique_ptr<Database> real)
-      : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
+      : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), /*after=*/false) {}
   absl::StatusOr<JobPage> List(const JobQuery& query, std::int64_t limit, const base::CancelToken& cancel) override {
     return FaultyDatabase::List(query, std::min<std::int64_t>(limit, 2), cancel);
   }
@@ -66,7 +66,7 @@ TEST_F(RestartTest, OpenFailsIfOldRequestIdsCannotBeForgotten) {
   class Damaged : public FaultyDatabase {
    public:
     explicit Damaged(std::unique_ptr<Database> real)
-        : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
+        : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), /*after=*/false) {}
     absl::Status ForgetRequests(absl::Time) override { return absl::DataLossError("database: its file is damaged"); }
   };
   controller_.reset();
@@ -443,7 +443,7 @@ class CrashTest : public RestartTest {
 };
 
 TEST_F(CrashTest, DeathOfTheServerAtAnyWriteLosesAndDuplicatesNothing) {  // R1
-  const int writes = PlayAndRecover(std::numeric_limits<int>::max(), false);
+  const int writes = PlayAndRecover(/*fail_at=*/std::numeric_limits<int>::max(), /*after=*/false);
   ASSERT_GT(writes, 8);
   for (int fail_at = 1; fail_at <= writes; ++fail_at) {
     for (const bool after : {false, true}) {

@@ -17,7 +17,7 @@ class RetentionTest : public ControllerFixture {
   void SetUp() override {
     options_.retention = {.final_job_ttl = absl::Hours(1), .keep_step_events = 3};
     options_.queue.max_running = 2;
-    options_.no_progress_timeout = absl::ZeroDuration();  // off, because hours pass without a sign of life of a trainer
+    options_.no_progress_timeout = absl::ZeroDuration();  // off, because hours pass without a report of a trainer
     ControllerFixture::SetUp();
   }
   std::string Succeed(const std::string& output, int steps = 1) {

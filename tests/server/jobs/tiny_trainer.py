@@ -63,8 +63,8 @@ print("hello from the trainer", sorted(os.environ), flush=True)
 first = order["attempt"] == 1
 behaviour, _, mark = behaviour.partition(" ")
 if behaviour.startswith("breed"):
-    # One third of the processes stays in the trainer's process group. The others have their own sessions; half of those
-    # have also closed all inherited descriptors.
+    # "breed MARK": a test finds the processes by MARK, the argument of sleep. One third of them stays in the trainer's
+    # process group. The others have their own sessions; half of those have also closed all inherited descriptors.
     for i in range(200):
         subprocess.Popen(["sleep", mark], start_new_session=i % 3 > 0, close_fds=i % 3 == 2)
     behaviour = {"breed": "ok", "breed-forever": "forever"}[behaviour]

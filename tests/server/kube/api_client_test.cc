@@ -45,7 +45,7 @@ class ApiClientTest : public ::testing::Test {
 
 TEST_F(ApiClientTest, SendsJsonAndReadsJson) {
   ApiClient client(server_.access());
-  const auto created = Await(client, PostJob("a", false));
+  const auto created = Await(client, PostJob("a", /*repeatable=*/false));
   ASSERT_TRUE(created.ok()) << created.status();
   EXPECT_EQ(created->status, 201);
   const auto got = Get(client, std::string(kJobs) + "/a");
@@ -171,12 +171,12 @@ TEST_F(ApiClientTest, StaleConnectionIsReplacedForARepeatableRequest) {
   server_.CutConnections();
   EXPECT_EQ(Get(client, kJobs)->status, 200);
   server_.CutConnections();
-  EXPECT_EQ(Await(client, PostJob("a", true))->status, 201);
+  EXPECT_EQ(Await(client, PostJob("a", /*repeatable=*/true))->status, 201);
   server_.CutConnections();
-  const absl::Status lost = Await(client, PostJob("b", false)).status();
+  const absl::Status lost = Await(client, PostJob("b", /*repeatable=*/false)).status();
   EXPECT_TRUE(absl::IsUnavailable(lost)) << lost;
   EXPECT_EQ(server_.CountOf(RequestKind::kCreate), 1);
-  EXPECT_EQ(Await(client, PostJob("b", false))->status, 201) << "on a new connection";
+  EXPECT_EQ(Await(client, PostJob("b", /*repeatable=*/false))->status, 201) << "on a new connection";
 }
 
 TEST_F(ApiClientTest, RequestIsRepeatedOnlyOnce) {

@@ -6,7 +6,7 @@ namespace nibble::kube {
 namespace {
 
 TEST(BackoffTest, DoublesUpToTheMaximumLessJitter) {
-  Backoff backoff(absl::Milliseconds(500), absl::Seconds(30), 7);
+  Backoff backoff(absl::Milliseconds(500), absl::Seconds(30), /*seed=*/7);
   double wanted = 0.5;
   for (int i = 0; i < 100; ++i) {
     const double pause = absl::ToDoubleSeconds(backoff.Next());

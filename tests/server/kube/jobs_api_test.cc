@@ -92,7 +92,7 @@ TEST_F(JobsApiTest, PodIsNeverDeletedWithoutAGracePeriod) {
   EXPECT_EQ(server_.requests()[0].body["preconditions"]["uid"], "1-2");
   server_.Put(pod);
   EXPECT_TRUE(DeletePod("a", "1-2", std::nullopt).ok());
-  EXPECT_FALSE(server_.requests()[1].body.contains("gracePeriodSeconds")) << "that of the pod";
+  EXPECT_FALSE(server_.requests()[1].body.contains("gracePeriodSeconds")) << "the pod's own grace period applies";
 }
 
 TEST_F(JobsApiTest, ListsEventsOfOneObject) {

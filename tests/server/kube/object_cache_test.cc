@@ -152,7 +152,7 @@ TEST_F(ObjectCacheTest, ReportsChanges) {
   server_.Remove("pods", "a");
   ASSERT_TRUE(sizes.Await(3));
   EXPECT_THAT(sizes.Values(), ElementsAre(0, 1, 0));
-  cache_ = nullptr;  // before `sizes`
+  cache_ = nullptr;  // its callback uses `sizes`
 }
 
 TEST_F(ObjectCacheTest, CallbackMayDestroyTheCache) {
@@ -196,6 +196,7 @@ TEST_F(ObjectCacheTest, BookmarkAdvancesTheVersion) {
   ASSERT_TRUE(Soon([&] { return cache_->last_contact() == clock_.Monotonic(); }));
   server_.EndWatches(WatchEnd::kCut);
   ASSERT_TRUE(NthWatchBegins(2));
+  // The fake server's versions begin at 100; one pod and ten Jobs were put.
   EXPECT_THAT(WatchVersions(), ElementsAre("100", "111"));
   EXPECT_EQ(server_.CountOf(RequestKind::kList), 1);
 }
@@ -241,7 +242,7 @@ TEST_F(ObjectCacheTest, ExpiredPageBeginsTheListAgain) {
   Start(options);
   EXPECT_THAT(Names(), ElementsAre("pod-1", "pod-2", "pod-3", "pod-4"));
   EXPECT_EQ(server_.CountOf(RequestKind::kList), 4) << "one page, a refusal, two pages";
-  cache_ = nullptr;  // before `num_trimmed`
+  cache_ = nullptr;  // its callback uses `num_trimmed`
 }
 
 TEST_F(ObjectCacheTest, FailedPageIsAskedForAgain) {
@@ -256,7 +257,7 @@ TEST_F(ObjectCacheTest, FailedPageIsAskedForAgain) {
   EXPECT_EQ(cache_->Snapshot().size(), 5u);
   EXPECT_EQ(num_trimmed, 5) << "no page was read twice";
   EXPECT_EQ(server_.CountOf(RequestKind::kList), 5);
-  cache_ = nullptr;  // before `num_trimmed`
+  cache_ = nullptr;  // its callback uses `num_trimmed`
 }
 
 TEST_F(ObjectCacheTest, ErrorsAreTriedAgain) {

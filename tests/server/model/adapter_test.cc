@@ -133,14 +133,15 @@ TEST(AdapterTest, DoraHasAMagnitudeForEachOutput) {
 TEST(AdapterTest, ReadsConfigSavedByPeft) {
   const auto json = base::ParseJson(R"({
     "alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null, "auto_mapping": null,
-    "base_model_name_or_path": "some/base", "bias": "none", "corda_config": null, "ensure_weight_tying": false, "eva_config": null,
-    "exclude_modules": null, "fan_in_fan_out": false, "inference_mode": true, "init_lora_weights": true, "kasa_config": null,
-    "layer_replication": null, "layers_pattern": null, "layers_to_transform": null, "loftq_config": {}, "lora_alpha": 16,
-    "lora_bias": false, "lora_dropout": 0.05, "lora_ga_config": null, "megatron_config": null, "megatron_core": "megatron.core",
-    "modules_to_save": null, "monteclora_config": null, "peft_type": "LORA", "peft_version": "0.21.2", "qalora_group_size": 16,
-    "r": 4, "rank_pattern": {}, "revision": null, "target_modules": ["v_proj", "q_proj"], "target_parameters": null,
-    "task_type": "CAUSAL_LM", "trainable_token_indices": null, "use_bdlora": null, "use_dora": false, "use_qalora": false,
-    "use_rslora": true, "velora_config": null})");
+    "base_model_name_or_path": "some/base", "bias": "none", "corda_config": null, "ensure_weight_tying": false,
+    "eva_config": null, "exclude_modules": null, "fan_in_fan_out": false, "inference_mode": true,
+    "init_lora_weights": true, "kasa_config": null, "layer_replication": null, "layers_pattern": null,
+    "layers_to_transform": null, "loftq_config": {}, "lora_alpha": 16, "lora_bias": false, "lora_dropout": 0.05,
+    "lora_ga_config": null, "megatron_config": null, "megatron_core": "megatron.core", "modules_to_save": null,
+    "monteclora_config": null, "peft_type": "LORA", "peft_version": "0.21.2", "qalora_group_size": 16, "r": 4,
+    "rank_pattern": {}, "revision": null, "target_modules": ["v_proj", "q_proj"], "target_parameters": null,
+    "task_type": "CAUSAL_LM", "trainable_token_indices": null, "use_bdlora": null, "use_dora": false,
+    "use_qalora": false, "use_rslora": true, "velora_config": null})");
   ASSERT_TRUE(json.ok()) << json.status();
   const auto config = ParsePeftConfig(*json);
   ASSERT_TRUE(config.ok()) << config.status();

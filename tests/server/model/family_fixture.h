@@ -69,7 +69,7 @@ class FamilyFixture : public ::testing::Test {
     const base::Json golden = (*base::ParseJson(ReadBytes(Golden(group + "/logprobs.json"))))[name];
     const auto tokens = golden["token_ids"].get<std::vector<std::int32_t>>();
     ASSERT_EQ(tokens.size(), 256u);
-    const auto got = Logprobs(model, tokens, 100);
+    const auto got = Logprobs(model, tokens, /*chunk=*/100);
     ASSERT_TRUE(got.ok()) << got.status();
     ASSERT_EQ(got->size(), golden["logprobs"].size());
     for (std::size_t i = 0; i < got->size(); ++i) {

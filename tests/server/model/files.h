@@ -44,7 +44,7 @@ inline void WriteBytes(const std::string& path, const std::string& bytes) {
 
 inline std::string LittleEndian64(std::uint64_t value) {
   std::string out(8, '\0');
-  for (std::size_t i = 0; i < 8; ++i) out[i] = static_cast<char>(value >> (8 * i) & 0xff);
+  for (std::size_t i = 0; i < 8; ++i) out[i] = static_cast<char>((value >> (8 * i)) & 0xff);
   return out;
 }
 

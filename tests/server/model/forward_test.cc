@@ -106,12 +106,12 @@ TEST_P(ExactForwardTest, MixedStepGivesEachSequenceItsOwnBits) {
   step(13, 20, 8, 9);
 }
 
-// With the same codes, only the rounding of rows to int8 is missing.
+// Both models have the same codes; the weight-only model does not round rows to int8.
 TEST_F(ForwardTest, WeightOnlyModelIsNearerToItsSourceThanTheInt8Model) {
   const auto tokens = Tokens(100, 7);
   support::PlainLibrary library;
   kernels::Stream stream = models_.stream();
-  stream.library = &library;  // of the bf16 model
+  stream.library = &library;  // the bf16 model needs it
   const auto logits = [&](const std::string& path) {
     std::vector<float> all;
     const auto model = models_.Load(path);

@@ -29,8 +29,8 @@ absl::StatusOr<std::unique_ptr<GgufFile>> Parse(const std::string& bytes) {
 std::string LittleEndian32(std::uint32_t value) { return LittleEndian64(value).substr(0, 4); }
 std::string Text(const std::string& text) { return LittleEndian64(text.size()) + text; }
 
-// A valid GGUF file, written by hand; each case changes one part. Types of values: 4 is u32, 8 string, 9 array; of
-// tensors: 0 is F32, 8 is Q8_0.
+// A valid GGUF file, written by hand; each case changes one part. Types of values: 0 is u8, 1 i8, 4 u32, 6 f32, 7 bool,
+// 8 string, 9 array, 10 u64; of tensors: 0 is F32, 8 is Q8_0.
 struct Writer {
   std::string magic = "GGUF";
   std::uint32_t version = 3;
@@ -236,7 +236,7 @@ TEST(GgufTest, DequantizesAsTheGgufPackage) {
   }
   std::string finite;
   for (std::uint32_t bits = 0; bits < 65536; ++bits) {
-    if ((bits & 0x7c00) == 0x7c00) continue;
+    if ((bits & 0x7c00) == 0x7c00) continue;  // infinity or NaN
     const float value = HalfToFloat(static_cast<std::uint16_t>(bits));
     finite.append(reinterpret_cast<const char*>(&value), 4);
   }

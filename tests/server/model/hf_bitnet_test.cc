@@ -56,7 +56,10 @@ TEST(HfBitNetTest, ReadsConfigAndNamesUnsupportedSettings) {
   };
   EXPECT_FALSE(ParseHfBitNet(Json::object())->has_value());
   EXPECT_EQ((*parse({{"quant_method", "bitnet"}}))->linear_class, HfLinearClass::kBitLinear);
-  HfBitNet all = {HfLinearClass::kAutoBitLinearOnline, true, 1e-5};
+  HfBitNet all;
+  all.linear_class = HfLinearClass::kAutoBitLinearOnline;
+  all.use_rms_norm = true;
+  all.rms_norm_eps = 1e-5;
   auto again = parse(ToJson(all));
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ((*again)->linear_class, all.linear_class);
@@ -189,7 +192,7 @@ TEST_F(HfBitNetImportTest, BiasIsMultipliedByWeightScaleOnlyForAutoBitLinear) {
   {
     const auto artifact = imported("bias_bitlinear", {{path + ".bias", stored_bias}, {path + ".weight_scale", scale}});
     EXPECT_EQ(*artifact->FloatTensor(path + ".bias"), bias);
-    EXPECT_EQ((*artifact->FloatTensor(path + ".weight_scale"))[0], 4.0f);
+    EXPECT_EQ((*artifact->FloatTensor(path + ".weight_scale"))[0], 4.0f);  // BitLinear stores the inverse, 0.25
     Clear();
   }
   bias[1] = 3e38f;  // four times this exceeds f32

@@ -75,6 +75,7 @@ TEST_F(ImportTest, ValuesAreRoundedOnceAndDigestsRepeat) {
   const auto floats = *ToFloats(want.bytes, DType::kF32, 64 * 32);
   const auto got = *(*narrow)->FloatTensor("model.layers.1.mlp.up_proj.weight");
   for (std::size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], kernels::ToFloat(kernels::ToBF16(floats[i])));
+  // Embedding and head, last norm; in each of two layers: two norms, q, k and v, o, gate and up, down.
   EXPECT_EQ(first->num_parameters,
             112 * 32 * 2 + 32 +
                 2 * (2 * 32 + 32 * 48 + 48 + 2 * (32 * 24 + 24) + 48 * 32 + 32 + 2 * (64 * 32 + 64) + 64 * 32 + 32));

@@ -13,7 +13,7 @@ using testing::HasSubstr;
 
 class LoadedModelTest : public testing::Test {
  protected:
-  absl::Status Fails(const std::string& path) { return LoadedModel::Load(path, {}, models_.stream()).status(); }
+  absl::Status LoadStatus(const std::string& path) { return LoadedModel::Load(path, {}, models_.stream()).status(); }
   // Copies an artifact, so that a test can modify its tensors file.
   std::string Copy(const std::string& path) {
     const std::string copy = models_.Path("copy");
@@ -108,7 +108,7 @@ TEST_F(LoadedModelTest, RejectsCorruptFilesByName) {
   const std::string truncated = Copy(models_.int8());
   const std::string bytes = ReadBytes(truncated + "/model.safetensors");
   WriteBytes(truncated + "/model.safetensors", bytes.substr(0, bytes.size() - 8));
-  absl::Status status = Fails(truncated);
+  absl::Status status = LoadStatus(truncated);
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("model.safetensors"));
 
@@ -119,11 +119,11 @@ TEST_F(LoadedModelTest, RejectsCorruptFilesByName) {
   ASSERT_NE(at, std::string::npos);
   other.replace(at, tensor.size(), "model.layers.1.mlp.down_proj.weight_scalX");
   WriteBytes(renamed + "/model.safetensors", other);
-  status = Fails(renamed);
+  status = LoadStatus(renamed);
   EXPECT_FALSE(status.ok());
   EXPECT_THAT(std::string(status.message()), HasSubstr("down_proj"));
 
-  EXPECT_FALSE(Fails(models_.Path("nothing")).ok());
+  EXPECT_FALSE(LoadStatus(models_.Path("nothing")).ok());
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ class MergedRowsTest : public ::testing::Test {
  protected:
   MergedRowsTest() {
     std::fill_n(weight_.begin(), kCols, 0.0f);
-    std::fill_n(b_.begin(), kRank, 0.0f);  // row 0 is zeros, with its adapter
+    std::fill_n(b_.begin(), kRank, 0.0f);  // row 0 and its adapter are zeros
   }
   MergedRows Make() const {
     MergedRows merged(kernels::MakeConstMatrix(weight_.data(), DType::kF32, kRows, kCols));

@@ -28,7 +28,8 @@ Json Version4() {
     "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 8192,
     "max_position_embeddings": 131072, "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8,
     "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
-    "original_max_position_embeddings": 8192, "rope_type": "llama3"}, "rope_theta": 500000.0, "tie_word_embeddings": true,
+    "original_max_position_embeddings": 8192, "rope_type": "llama3"}, "rope_theta": 500000.0,
+    "tie_word_embeddings": true,
     "torch_dtype": "bfloat16", "transformers_version": "4.45.0.dev0", "vocab_size": 128256})");
 }
 
@@ -128,6 +129,7 @@ TEST(ModelConfigTest, EveryFamilyRoundTripsThroughConfigJson) {
                                            {"MistralForCausalLM", "mistral"},
                                            {"Qwen2ForCausalLM", "qwen2"},
                                            {"Qwen3ForCausalLM", "qwen3"},
+                                           {"Phi3ForCausalLM", "phi3"},
                                            {"BitNetForCausalLM", "bitnet"}}) {
     Json json = Bare(architecture, type);
     json["num_key_value_heads"] = 4;

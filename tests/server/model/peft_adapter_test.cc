@@ -62,7 +62,7 @@ TEST_F(PeftAdapterTest, WidensBf16ToF32) {
   EXPECT_EQ(adapter->values, values_);
 }
 
-// Programs read the tensor and the shapes got and wanted from the error's metadata.
+// Programs read the tensor's name, its shape and the wanted shape from the error's metadata.
 TEST_F(PeftAdapterTest, NamesTensorThatDoesNotFitTheBase) {
   const std::string q_a = LoraAName(0, LinearKind::kQ), down_b = LoraBName(1, LinearKind::kDown);
   const auto refused = [&](const std::string& tensor, const std::string& got, const std::string& wanted) {

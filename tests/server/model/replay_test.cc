@@ -100,11 +100,14 @@ TEST_F(ReplayTest, DetectsHeadScaleOneUlpHigher) {
 TEST_F(ReplayTest, RejectsRecordsThatCannotBeReplayedWithReason) {
   Record other = record_;
   other.device = kernels::DeviceKind::kCuda;
-  EXPECT_TRUE(absl::IsFailedPrecondition(ReplayRecord(*model_, other, models_.stream()).status()));
+  const absl::Status device = ReplayRecord(*model_, other, models_.stream()).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(device)) << device;
+  EXPECT_THAT(std::string(device.message()), HasSubstr("another kind of device"));
   other = record_;
-  other.sequences[0].token_ids[0] = 112;
-  const absl::Status status = ReplayRecord(*model_, other, models_.stream()).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  other.sequences[0].token_ids[0] = 112;  // the first id after the vocabulary
+  const absl::Status token = ReplayRecord(*model_, other, models_.stream()).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(token)) << token;
+  EXPECT_THAT(std::string(token.message()), HasSubstr("token id 112 is not in the model's vocabulary"));
 }
 
 }  // namespace

@@ -38,10 +38,12 @@ TEST(SafetensorsTest, AcceptsUnusualValidFiles) {
       {R"({"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}})", 4},     // rank 0: one element
       {R"({"a":{"dtype":"F32","shape":[0,7],"data_offsets":[0,0]}})", 0},  // a zero dimension
       {R"({"__metadata__":null,"a":{"dtype":"I8","shape":[1],"data_offsets":[0,1]}})", 1},
-      {R"({"b":{"dtype":"F64","shape":[1],"data_offsets":[2,10]},"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}})",
+      {R"({"b":{"dtype":"F64","shape":[1],"data_offsets":[2,10]},)"
+       R"("a":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}})",
        10},
       {R"({"a":{"dtype":"F4","shape":[4],"data_offsets":[0,2],"other":{"x":[1,{"y":null}]}}})", 2},
-      {R"({"__metadata__":{"format":"pt","../x":"y"},"../../etc/passwd":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+      {R"({"__metadata__":{"format":"pt","../x":"y"},)"
+       R"("../../etc/passwd":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
        1},
   };
   for (const auto& [header, bytes] : valid) {
@@ -126,19 +128,19 @@ std::vector<Malformed> MalformedTensors() {
       {"rank 9", One(R"("dtype":"U8","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,1])", 1), "rank"},
       {"hole at the start", One(R"("dtype":"F32","shape":[2],"data_offsets":[4,12])", 12), "hole"},
       {"hole between",
-       RawSafetensors(
-           R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})",
-           3),
+       RawSafetensors(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                      R"("b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})",
+                      3),
        "hole"},
       {"overlap",
-       RawSafetensors(
-           R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
-           3),
+       RawSafetensors(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+                      R"("b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
+                      3),
        "overlap"},
       {"two tensors on one place",
-       RawSafetensors(
-           R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})",
-           2),
+       RawSafetensors(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+                      R"("b":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})",
+                      2),
        "overlap"},
       {"data cut short", One(tensor, 7), "truncated"},
       {"trailing bytes", One(tensor, 9), "after the last tensor"},

@@ -88,10 +88,11 @@ TEST(SavedModulesTest, ProblemsNameTheEntryAndTheFix) {
   EXPECT_THAT(problem(Untied(), "mlp"), HasSubstr("matches \"model.layers.0.mlp\""));
   EXPECT_THAT(problem(Untied(), "model"), HasSubstr("matches \"model\""));
   EXPECT_THAT(problem(tied, "lm_head"), HasSubstr("the head of this model is its embedding, wanted embed_tokens"));
-  EXPECT_THAT(problem(Untied(), "lm_head", true), HasSubstr("an int8 head, wanted a base with a float head"));
-  EXPECT_THAT(problem(tied, "embed_tokens", true), HasSubstr("an int8 head"));
-  EXPECT_EQ(problem(Untied(), "embed_tokens", true), "") << "a separate embedding stays float";
-  EXPECT_EQ(problem(tied, "norm", true), "");
+  EXPECT_THAT(problem(Untied(), "lm_head", /*int8_head=*/true),
+              HasSubstr("an int8 head, wanted a base with a float head"));
+  EXPECT_THAT(problem(tied, "embed_tokens", /*int8_head=*/true), HasSubstr("an int8 head"));
+  EXPECT_EQ(problem(Untied(), "embed_tokens", /*int8_head=*/true), "") << "a separate embedding stays float";
+  EXPECT_EQ(problem(tied, "norm", /*int8_head=*/true), "");
 }
 
 TEST(SavedModulesTest, ConfigIsReadAndWrittenAsPeftDoes) {

@@ -33,7 +33,7 @@ class TrainerLogprobsTest : public testing::Test {
       }
       return absl::OkStatus();
     };
-    EXPECT_TRUE(ForEachLogits(model_->config(), model_->weights(), tokens, 7, stream_, visit).ok());
+    EXPECT_TRUE(ForEachLogits(model_->config(), model_->weights(), tokens, /*chunk=*/7, stream_, visit).ok());
     return logprobs;
   }
   double Difference(const TrainerLogprobs& trained) {
@@ -49,7 +49,7 @@ class TrainerLogprobsTest : public testing::Test {
   base::FileSystem& files_ = base::RealFileSystem();
 };
 
-// 40 tokens make several chunks, of which the last is not full.
+// 40 tokens make three chunks (kChunk is 16), of which the last is not full.
 TEST_F(TrainerLogprobsTest, FindsTheLargestDifferenceAtAnyPosition) {
   std::vector<std::int32_t> tokens;
   for (int i = 0; i < 40; ++i) tokens.push_back(i * 7 % 100);

@@ -88,7 +88,7 @@ TEST(OperationIndexTest, FindsOldOperationsAndFilesThatAreDue) {
   EXPECT_EQ(index.EndedBefore(absl::InfiniteFuture()), second);
 }
 
-// If the server crashes before it has removed the file of the older one, two operations have the same request id.
+// Two operations have the same request id if the server crashes before it removes the file of the older one.
 TEST(OperationIndexTest, RequestIdOfTwoRecordsBelongsToTheNewerOperation) {
   for (const bool newer_first : {false, true}) {
     OperationIndex index;
@@ -104,25 +104,26 @@ TEST(OperationIndexTest, RequestIdOfTwoRecordsBelongsToTheNewerOperation) {
 // docs/faults.md, C9.
 TEST(OperationIndexTest, C9OperationsWithFilesAreRemovedLast) {
   OperationIndex index;
+  const auto surplus = [&] { return index.Surplus(kAnn, /*done_at_once=*/false); };
   for (std::size_t i = 0; i < OperationIndex::kMaxEndedOfOwner; ++i) {
-    EXPECT_EQ(index.Surplus(kAnn, false), nullptr);
+    EXPECT_EQ(surplus(), nullptr);
     const auto entry = Made(StrCat("op-", i), kAnn);
     index.Add(entry);
     End(index, entry, static_cast<int>(i), /*files=*/i < 10);
   }
-  EXPECT_EQ(index.Surplus(kAnn, true), nullptr) << "operations that are done at once have their own bound";
-  EXPECT_EQ(index.Surplus(kBob, false), nullptr);
-  EXPECT_EQ(index.Surplus(kAnn, false), index.Find("op-10"));
+  EXPECT_EQ(index.Surplus(kAnn, /*done_at_once=*/true), nullptr) << "they have their own bound";
+  EXPECT_EQ(index.Surplus(kBob, /*done_at_once=*/false), nullptr);
+  EXPECT_EQ(surplus(), index.Find("op-10"));
   index.TakeFiles(*index.Find("op-3"));
-  EXPECT_EQ(index.Surplus(kAnn, false), index.Find("op-3"));
+  EXPECT_EQ(surplus(), index.Find("op-3"));
   // If all hold files, the oldest is removed.
   for (std::size_t i = 0; i < OperationIndex::kMaxEndedOfOwner; ++i) {
     const auto entry = Made(StrCat("export-", i), kAnn);
-    index.Remove(index.Surplus(kAnn, false));
+    index.Remove(surplus());
     index.Add(entry);
     End(index, entry, 5000 + static_cast<int>(i), /*files=*/true);
   }
-  EXPECT_EQ(index.Surplus(kAnn, false), index.Find("export-0"));
+  EXPECT_EQ(surplus(), index.Find("export-0"));
 }
 
 // docs/faults.md, C1. If each call walked over all operations, the test would take minutes.
@@ -135,7 +136,7 @@ TEST(OperationIndexTest, C1TimeDoesNotGrowWithTheNumberOfOperations) {
       const auto entry = Made(StrCat("new-", i), owner, StrCat("id-", i));
       EXPECT_EQ(index.FindRequest(owner, entry->stored.request_id), nullptr);
       EXPECT_GE(index.num_open(owner), 0);
-      EXPECT_EQ(index.Surplus(owner, false), nullptr);
+      EXPECT_EQ(index.Surplus(owner, /*done_at_once=*/false), nullptr);
       EXPECT_EQ(index.EndedBefore(absl::UnixEpoch()), nullptr);
       index.Add(entry);
       EXPECT_EQ(index.OfTenant("").upper_bound("new")->first.substr(0, 3), "new");

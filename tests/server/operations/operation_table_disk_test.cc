@@ -52,6 +52,7 @@ TEST_F(OperationTableTest, DeleteThatFailedCanBeRepeated) {
 // Operations begin, end and are cancelled concurrently. The file of an operation's beginning must be written before
 // the file of its end.
 TEST_F(OperationTableTest, C13DiskAndTableAgreeOnEveryOperation) {
+  // Keeps one of the two workers for readers busy until later_ opens; no thread cancels it.
   table_->Start({.lane = OperationLane::kReaders}, later_.Body()).status().IgnoreError();
   gate_.Open();
   std::vector<std::thread> threads;

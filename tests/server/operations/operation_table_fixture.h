@@ -122,7 +122,7 @@ class StallHook {
 
 class OperationTableTest : public ::testing::Test {
  protected:
-  // `response`: of the operations that gate_ and later_ run.
+  // `response` is that of the operations that gate_ and later_ run.
   explicit OperationTableTest(const OperationResponse& response = MadeResponse()) : gate_(response), later_(response) {}
 
   void SetUp() override { table_ = Open("operations"); }

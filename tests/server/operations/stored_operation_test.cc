@@ -196,7 +196,7 @@ TEST(StoredOperationTest, RejectsMalformedFile) {
     json = whole;
     json[operation.response.has_value() ? "response" : "error"] = "text";
     expect_refused(json);
-    // Neither version: it has no version, and no "operation".
+    // A file of neither version: version 2 has the key "version", version 1 the key "operation".
     json = whole;
     json.erase("version");
     expect_refused(json);

@@ -47,7 +47,7 @@ model::ModelConfig Llama3Of8B() {
 TEST(DiskPlanTest, QLoraOfEightBillionParametersWritesTensOfGigabytes) {
   const model::ModelConfig config = Llama3Of8B();
   const jobs::JobSpec spec = DiskSpec(jobs::kMethodQLora);
-  const std::int64_t of_bf16 = PlanDisk(spec, config, /*base_bytes=*/2, 0, 100);
+  const std::int64_t of_bf16 = PlanDisk(spec, config, /*base_bytes=*/2, /*companion_bytes=*/0, /*max_steps=*/100);
   EXPECT_GT(of_bf16, std::int64_t{14'000'000'000});
   EXPECT_LT(of_bf16, std::int64_t{18'000'000'000});
   EXPECT_LT(PlanDisk(spec, config, /*base_bytes=*/0, 0, 100), of_bf16) << "an nf4 base is not converted";
@@ -59,6 +59,7 @@ TEST(DiskPlanTest, KeptCheckpointsAreCounted) {
   spec.run.save_every = 10;
   spec.run.keep_last = 2;
   const std::int64_t three = PlanDisk(spec, config, 2, 0, /*max_steps=*/100);
+  // A parameter has 12 bytes: its f32 master and two moments.
   EXPECT_GT(three, std::int64_t{3} * 12 * 8'000'000'000) << "two kept and the one being written";
   EXPECT_LT(PlanDisk(spec, config, 2, 0, /*max_steps=*/5), three / 2)
       << "there is only one checkpoint, after the last step";
@@ -77,6 +78,8 @@ TEST(DiskPlanTest, CheckpointsOfSmallerValuesAreSmaller) {
   jobs::JobSpec codes = DiskSpec(jobs::kMethodInt8Qt), floats = DiskSpec(jobs::kMethodInt8Mixed);
   codes.run.save_every = floats.run.save_every = 0;  // one checkpoint
   codes.optim.optimizer = floats.optim.optimizer = "adamw";
+  // kAll * 4 is the model in f32. In the checkpoint, int8_qt has a code instead of each f32 element of a linear, and a
+  // scale per output.
   EXPECT_EQ(PlanDisk(floats, config, 2, 0, 100) - PlanDisk(codes, config, 2, 0, 100) - kAll * 4,
             kLinears * 3 - kRows * 4);
   // Masters in bf16: half the bytes in the checkpoint and in the model that is converted.

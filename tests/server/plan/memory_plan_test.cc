@@ -1,4 +1,4 @@
-// Compares the plan's formulas with what the code allocates.
+// Compares the plan's formulas with what the code allocates (ServedFormTest), and with sums by hand (MemoryPlanTest).
 #include "server/plan/memory_plan.h"
 
 #include <gtest/gtest.h>
@@ -107,7 +107,7 @@ TEST(MemoryPlanTest, CountsLinearsThatStayFloat) {
   const std::int64_t elements = config.num_layers * config.hidden_size * config.q_size();
   const std::int64_t scales = config.num_layers * config.hidden_size * 4;
   EXPECT_EQ(ServedModelBytes(spec, config, 4) - served, elements * 2 - elements / 4 - scales);
-  // In training also rounded, beside the f32 master.
+  // In training, the linear also has a copy rounded to bf16, beside its f32 master.
   EXPECT_EQ(PlanMemory(spec, config, 4, batch)[0].bytes - plain, elements * 4 - elements / 4);
 }
 
@@ -164,6 +164,7 @@ TEST(MemoryPlanTest, NormsOfHeadsCountInEveryMethod) {
     const jobs::JobSpec spec = Spec(method);
     const std::int64_t with = PlanOf(spec).TokenBytes(spec, config, 2);
     config.qk_norm = false;
+    // In f32: the inputs of the norms, which are q and k, and a number for each of their 16 and 8 heads.
     EXPECT_EQ(with - PlanOf(spec).TokenBytes(spec, config, 2), 4 * (2048 + 1024 + 16 + 8)) << method;
   }
 }
@@ -204,8 +205,8 @@ TEST(MemoryPlanTest, LoraCountsItsBaseInTheTypeOfTheBase) {
   EXPECT_LT(PlanOf(spec).WeightFileBytes(spec, config, 2), PlanOf(qlora).WeightFileBytes(qlora, config, 2));
 }
 
-// Codes of the base once, and again in the served model, which shares the base's file. The graph keeps no rows of
-// codes, but in f32 those of the result of attention.
+// The base counts as codes, once in training and again in the served model, which shares the base's file. The graph
+// keeps no rows of codes, except those of the result of attention with compute fp32.
 TEST(MemoryPlanTest, LoraOnAnInt8BaseCountsCodes) {
   const model::ModelConfig config = Qwen3Of600M();
   jobs::JobSpec spec = Spec(jobs::kMethodLora);
@@ -262,7 +263,8 @@ TEST(MemoryPlanTest, MastersOfInt8MixedInBf16NeedNoRoundedCopies) {
   }
 }
 
-// Gradients of the embedding and the head are added to f32 gradients; bf16 ones get the sum of a micro-batch.
+// The embedding and the head add their gradients directly to those of f32 parameters. For bf16 parameters, both
+// gradients and their sum exist temporarily in f32.
 TEST(MemoryPlanTest, OnlyBf16ParametersNeedTemporaryGradients) {
   const model::ModelConfig config = Qwen3Of600M();
   const std::int64_t table = config.vocab_size * config.hidden_size;

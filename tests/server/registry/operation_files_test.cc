@@ -24,7 +24,7 @@ class StoppableScope : public OperationScope {
 TEST(OperationFilesTest, ACancelledOperationWritesNoMore) {
   const testing::TempDirectory directory;
   StoppableScope scope;
-  OperationFiles files(base::RealFileSystem(), scope, 1);
+  OperationFiles files(base::RealFileSystem(), scope, /*min_free_bytes=*/1);
   const auto file = files.Create(directory / "tensors");
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_TRUE((*file)->Append("one").ok());

@@ -232,6 +232,7 @@ TEST_F(UploadTableTest, C10AFinishedUploadAnswersAgain) {
   }
   stream.reset();
   clock_.Advance(absl::Minutes(1));
+  // The first of these streams is cut before its last message.
   for (const bool to_its_end : {false, true}) {
     auto again = table_.Resume(StartOf("a"), 60, {});
     ASSERT_TRUE(again.ok()) << again.status();

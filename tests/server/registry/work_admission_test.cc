@@ -47,7 +47,7 @@ TEST_F(WorkAdmissionTest, C5AdmitsOneAtATimeInTheOrderOfArrival) {
     AwaitWaiting(static_cast<std::size_t>(i) + 1);
   }
   EXPECT_EQ(budget_->left(), 20);
-  first = absl::UnknownError("gone");
+  first = absl::UnknownError("gone");  // ends the first turn
   for (auto& other : others) EXPECT_TRUE(other.get().ok());
   EXPECT_EQ(most, 1);
   EXPECT_EQ(order, (std::vector<int>{0, 1, 2, 3}));
@@ -69,7 +69,7 @@ TEST_F(WorkAdmissionTest, C5WorkWhoseCallerHasGoneLeavesTheQueue) {
   gone = true;
   EXPECT_TRUE(absl::IsCancelled(second.get())) << "while the first one still runs";
   AwaitWaiting(1);
-  first = absl::UnknownError("gone");
+  first = absl::UnknownError("gone");  // ends the first turn
   EXPECT_TRUE(third.get().ok());
 }
 

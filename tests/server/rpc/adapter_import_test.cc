@@ -54,7 +54,7 @@ class AdapterImportTest : public ModelServiceTest {
     if (!base_model.empty()) request.set_base_model(base_model);
     return Imported(request);
   }
-  // The error of an import of the adapter on `base_model`, which leaves nothing.
+  // Imports the adapter on `base_model`, checks that this fails and leaves nothing, and returns the error.
   google::rpc::Status Refused(const Files& files, const std::string& base_model) {
     const auto done = ImportUpload(files, base_model, "bad");
     EXPECT_TRUE(done.has_error());

@@ -29,9 +29,9 @@
 namespace nibble::rpc {
 namespace {
 
-// Simulates a reader that is behind and is checked every second; `takes(second)`: the number of messages that it takes
-// in this second. Returns the second in which the reader loses its request; -1: the reader still has its request after
-// an hour.
+// Simulates a reader that is behind and is checked every second. `takes(second)` returns the number of messages that
+// the reader takes in that second. Returns the second in which the reader loses its request, or -1 if it still has its
+// request after an hour.
 int SecondOfLoss(SlowReader reader, const std::function<int(int)>& takes) {
   std::uint64_t taken = 0;
   for (int second = 0; second < 3600; ++second) {

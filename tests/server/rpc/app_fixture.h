@@ -1,4 +1,4 @@
-// A whole server in this process, on loopback ports of the system's choice, with a model of 2 layers.
+// A whole server in this process, on loopback ports of the system's choice. Import gives it a model of 2 layers.
 #pragma once
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -125,7 +125,7 @@ class AppTest : public testing::Test {
     return done;
   }
 
-  // The small model of tests/golden/model, as bf16.
+  // Imports the small model of tests/golden/model as bf16.
   void Import(const std::string& name) {
     v1::ImportModelRequest request;
     request.set_server_path("hf_tied_bf16");

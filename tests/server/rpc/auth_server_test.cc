@@ -71,7 +71,7 @@ class AuthServerTest : public AppTest, public ::testing::WithParamInterface<Over
     if (app_ == nullptr) return;
     plain_ = channel_ = Channel("");
   }
-  // `certificate`: prefix of the client's files.
+  // `certificate` is the prefix of the client's files; "": the client has no certificate.
   std::shared_ptr<grpc::Channel> Channel(const std::string& certificate) {
     const std::string address = StrCat(GetParam() == Over::kTls ? "localhost:" : "127.0.0.1:", app_->grpc_port());
     grpc::ChannelArguments alone;  // no connection shared with another channel

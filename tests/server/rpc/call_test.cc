@@ -161,7 +161,7 @@ class UnaryTest : public testing::Test {
     service_.let_through = 100;
     EXPECT_TRUE(busy.get().ok()) << "a call that has begun is not interrupted";
     const grpc::Status status = waiting.get();
-    service_.let_through = service_.begun.load();
+    service_.let_through = service_.begun.load();  // the next call that begins is held again
     return status;
   }
 

@@ -102,14 +102,15 @@ TEST_F(DatasetServiceTest, EmptyAndCutStreamsAreRefused) {
 TEST_F(DatasetServiceTest, SizeAnnouncedInTheHeaderIsChecked) {
   v1::Dataset dataset;
   const std::string bytes = "{\"text\": \"a\"}\n";
-  EXPECT_EQ(FieldOf(Upload("d", bytes, v1::DATASET_FORMAT_TEXT, &dataset, true, -1)), "header.size_bytes");
+  EXPECT_EQ(FieldOf(Upload("d", bytes, v1::DATASET_FORMAT_TEXT, &dataset, /*finish=*/true, -1)), "header.size_bytes");
   const std::int64_t limit = Options().max_dataset_bytes;
-  EXPECT_EQ(ReasonOf(Upload("d", bytes, v1::DATASET_FORMAT_TEXT, &dataset, true, limit + 1)), "UPLOAD_TOO_LARGE");
-  EXPECT_TRUE(
-      Upload("d", bytes, v1::DATASET_FORMAT_TEXT, &dataset, true, static_cast<std::int64_t>(bytes.size())).ok());
+  EXPECT_EQ(ReasonOf(Upload("d", bytes, v1::DATASET_FORMAT_TEXT, &dataset, /*finish=*/true, limit + 1)),
+            "UPLOAD_TOO_LARGE");
+  const auto size = static_cast<std::int64_t>(bytes.size());
+  EXPECT_TRUE(Upload("d", bytes, v1::DATASET_FORMAT_TEXT, &dataset, /*finish=*/true, size).ok());
 }
 
-// A chunk has at most 1 MiB.
+// For bytes that do not fit into one chunk, which has at most 1 MiB.
 grpc::Status UploadInTwoChunks(v1::DatasetService::Stub& datasets, const v1::UploadDatasetHeader& header,
                                const std::string& bytes, v1::Dataset* dataset) {
   grpc::ClientContext context;
@@ -417,7 +418,8 @@ class StreamMessagesTest : public DatasetServiceTest {
     v1::UploadDatasetRequest message;
     message.mutable_header()->set_name(name);
     message.mutable_header()->set_format(v1::DATASET_FORMAT_TEXT);
-    const std::string chunk = "{\"text\": \"" + std::string(bytes - 13, 'x') + "\"}\n";
+    const std::string begin = "{\"text\": \"", end = "\"}\n";
+    const std::string chunk = begin + std::string(bytes - begin.size() - end.size(), 'x') + end;
     std::string all;
     bool open = writer->Write(message);
     for (int i = 0; i < chunks && open; ++i) {

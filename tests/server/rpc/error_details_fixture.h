@@ -133,7 +133,7 @@ class ErrorDetailsTest : public AppTest {
     return operation;
   }
   // Imports a path below the import root under the same name.
-  void Take(const std::string& path) {
+  void ImportFrom(const std::string& path) {
     const auto done = Wait(Begin(path, path));
     ASSERT_TRUE(done.has_response()) << done.error().message();
   }

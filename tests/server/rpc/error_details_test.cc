@@ -119,7 +119,7 @@ class TemplateErrorTest : public ErrorDetailsTest {
 
 // The model was imported with this template: nothing is damaged.
 TEST_F(TemplateErrorTest, InvalidTemplateOfAModelIsInvalidArgument) {
-  Take("broken");
+  ImportFrom("broken");
   v1::TokenizeRequest request;
   request.set_model("broken");
   request.set_text("a b");
@@ -130,8 +130,8 @@ TEST_F(TemplateErrorTest, InvalidTemplateOfAModelIsInvalidArgument) {
 }
 
 TEST_F(TemplateErrorTest, TemplateErrorNamesItsField) {
-  Take("strict");
-  Take("bare");
+  ImportFrom("strict");
+  ImportFrom("bare");
   Upload("chats", R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})"
                   "\n");
   const grpc::Status refused = Chat("strict");
@@ -304,9 +304,8 @@ class ImportedErrorTest : public ErrorDetailsTest {
     // A tensor's name may have 512 bytes; this one has 600.
     const std::string header =
         StrCat(R"({")", std::string(600, 'a'), R"(": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}})");
-    std::string length(8, '\0');
-    for (std::size_t i = 0; i < 2; ++i) length[i] = static_cast<char>(header.size() >> (8 * i));
-    model::WriteBytes(add("hf_tied_bf16", "long") + "model.safetensors", length + header);
+    model::WriteBytes(add("hf_tied_bf16", "long") + "model.safetensors",
+                      model::RawSafetensors(header, /*data_bytes=*/0));
     model::WriteBytes(add("hf_tied_bf16", "foreign") + "config.json",
                       R"({"architectures": ["OtherForCausalLM"], "model_type": "other"})");
     return options;
@@ -314,8 +313,8 @@ class ImportedErrorTest : public ErrorDetailsTest {
 };
 
 TEST_F(ImportedErrorTest, FailedPreconditionNamesTheBitNetModel) {
-  Take("masters");
-  Take("ternary");
+  ImportFrom("masters");
+  ImportFrom("ternary");
   const grpc::Status raw = Generate(Prompt("masters", "a", 1));
   EXPECT_EQ(Subject(Check(raw, grpc::StatusCode::FAILED_PRECONDITION, "RAW_MASTERS")), "masters");
   v1::ConvertModelRequest convert;

@@ -6,7 +6,8 @@
 
 namespace nibble::testing_support {
 
-// `method` "nibble.v1.ModelService/GetModel", `type` "unary": as in the metrics. 0 if there is no such series.
+// Examples: `type` "unary", `method` "nibble.v1.ModelService/GetModel", `code` "CANCELLED". Returns 0 if no such series
+// exists.
 inline int Handled(telemetry::Metrics& metrics, const std::string& type, const std::string& method,
                    const std::string& code) {
   const std::size_t slash = method.find('/');

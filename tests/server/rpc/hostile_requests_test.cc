@@ -62,10 +62,11 @@ while [ "$1" != --job_dir ]; do shift; done
 words="open $2/x.json at 0x7ffdeadbeef0 failed"
 for type in warning log; do
   n=$((n + 1))
-  printf '{"sequence": %d, "time": "2026-01-01T00:00:00Z", "type": "%s", "reason": "WORDS", "message": "%s"}\n' $n $type "$words"
+  printf '{"sequence": %d, "time": "2026-01-01T00:00:00Z", "type": "%s", "reason": "WORDS", "message": "%s"}\n' \
+    $n $type "$words"
 done > "$2/journal.jsonl"
-printf '{"version": 1, "outcome": "failed", "code": "INVALID_ARGUMENT", "reason": "TRAINER_REFUSED", "message": "%s", "exit_code": 42}' \
-  "$words" > "$2/outcome.json"
+printf '{"version": 1, "outcome": "failed", "code": "INVALID_ARGUMENT", "reason": "TRAINER_REFUSED", '\
+'"message": "%s", "exit_code": 42}' "$words" > "$2/outcome.json"
 exit 42
 )";
 

@@ -1,4 +1,5 @@
-// An InferenceService behind gRPC, with one shared worker and its models in memory or to be loaded.
+// An InferenceService behind gRPC in this process, with one shared worker. The test gives Serve the functions that find
+// and load its models.
 #pragma once
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>

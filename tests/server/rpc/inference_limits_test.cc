@@ -26,7 +26,7 @@ v1::ScoreRequest LongScore(int tokens) {
   return request;
 }
 
-// Joins a stream; every piece begins where the one before ended and has at most max_bytes.
+// Joins the pieces of a stream, and checks that each begins where the previous one ended and has at most `max_bytes`.
 grpc::Status ReadScore(v1::InferenceService::Stub* stub, const v1::ScoreRequest& score, std::size_t max_bytes,
                        v1::ScoreResponse* joined, int* pieces) {
   v1::ScoreStreamRequest request;

@@ -142,7 +142,7 @@ TEST_F(InferenceServiceTest, UnloadLetsARunningRequestEnd) {
   request.set_name("tiny");
   v1::UnloadModelResponse response;
   grpc::ClientContext context;
-  models_->UnloadModel(&context, request, &response);
+  EXPECT_TRUE(models_->UnloadModel(&context, request, &response).ok());
   running.join();
   EXPECT_EQ(Load().residents().models_size(), 0);
 }
@@ -452,7 +452,7 @@ class SlowReaderTest : public InferenceServiceTest {
     inference_ = v1::InferenceService::NewStub(grpc::CreateCustomChannel(
         "127.0.0.1:" + std::to_string(app_->grpc_port()), grpc::InsecureChannelCredentials(), arguments));
   }
-  // More than the transport takes while the client does not read.
+  // A request whose answer is larger than what the transport takes while the client does not read.
   v1::GenerateStreamRequest Large() {
     v1::GenerateStreamRequest request;
     *request.mutable_request() = Prompt("tiny", "a b c", 240);

@@ -53,7 +53,8 @@ class InferenceTextTest : public testing_support::InferenceFixture {
       if (!stored.ok()) return stored.status();
       return serve::ModelManager::Artifact{stored->directory, nullptr};
     };
-    Serve(locate, [this](const std::string& name) { return state_->models->Get(name).status(); }, {}, 8 << 20);
+    const auto exists = [this](const std::string& name) { return state_->models->Get(name).status(); };
+    Serve(locate, exists, /*others=*/{}, /*max_receive_bytes=*/8 << 20);
     for (const char* name : {"plain", "echoes"}) ASSERT_TRUE(manager_->Acquire(name).ok());
   }
   void TearDown() override {

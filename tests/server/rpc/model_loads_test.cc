@@ -48,6 +48,7 @@ class Gate {
     changed_.NotifyAll();
     while (shut_.contains(name)) {
       if (cancelled && cancelled()) return absl::CancelledError("stopped");
+      // Polls, because a cancel does not notify `changed_`.
       changed_.WaitFor(lock, std::chrono::milliseconds(1), [] { return false; });
     }
     return absl::OkStatus();
@@ -497,7 +498,7 @@ TEST_F(ModelLoadsTest, C4OnePrincipalTakesNoMoreThanAQuarterOfThePlaces) {
     const absl::Status refused = some.Wait(model, "ci", then).status();
     EXPECT_EQ(base::Reason(refused), "QUEUE_FULL") << refused;
     EXPECT_EQ(base::ReasonMetadata(refused)["max"], "2");
-    EXPECT_EQ(base::ReasonMetadata(refused)["retry_ms"].empty(), false);
+    EXPECT_NE(base::ReasonMetadata(refused)["retry_ms"], "");
   }
   EXPECT_EQ(base::Reason(some.Await("cold", "ci", [] { return false; }).status()), "QUEUE_FULL");
   EXPECT_TRUE(some.Wait("cold", "ann", then).ok()) << "another principal finds a place";
