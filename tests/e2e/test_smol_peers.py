@@ -181,7 +181,10 @@ def lora_saved(bench, **options):
     """The embedding, which is the head too, and all norms are trained beside the adapter."""
     saved = {"modules_to_save": ["embed_tokens", "norm"]}
     ours = train(bench, "lora-saved", "lora", r=RANK, alpha=ALPHA, seed=SEED, **saved, **options)
-    return ours, lambda: with_adapter(load(bench), **saved, ensure_weight_tying=True), adamw
+
+    def model(alpha=ALPHA):
+        return with_adapter(load(bench), alpha, **saved, ensure_weight_tying=True)
+    return ours, model, adamw, lambda: model(1.1 * ALPHA)
 
 
 def qlora(bench, adapter, **options):
@@ -198,7 +201,12 @@ def int8_mixed(bench, **options):
         model = load(bench)
         torchao.quantize_(model.model, training.int8_mixed_precision_training(module_swap=True))
         return model
-    return train(bench, "mixed", "int8_mixed", preset="torchao", **options), quantized, adamw
+
+    def too_large(tensor):
+        codes, scales = training.int8.quantize_int8_rowwise(tensor)
+        return codes, 1.1 * scales
+    ours = train(bench, "mixed", "int8_mixed", preset="torchao", **options)
+    return ours, quantized, adamw, lambda: patched(quantized(), training.int8_mixed_precision, quantize_int8_rowwise=too_large)
 
 
 def bitnet_torchao(bench, **options):
@@ -322,14 +330,14 @@ def test_int8_quantized_training_is_that_of_torchao_on_average(four):
     """torchao multiplies f32 rows; its linears get rows that are rounded to bf16, as Nibble's (compute FLOAT) round them."""
     lr, seeds = 1e-4, 8
 
-    def torchao_losses(seed):
+    def torchao_losses(seed, lr=lr, **options):
         torch.manual_seed(seed)
         model = load(four)
         torchao.quantize_(model.model, training.int8_weight_only_quantized_training())
         for module in model.model.modules():
             if isinstance(module, torch.nn.Linear):
                 module.register_forward_pre_hook(lambda _, rows: (rows[0].bfloat16().float(),))
-        return losses_of(model, adamw(model, lr), four.ids)
+        return losses_of(model, adamw(model, lr), four.ids, **options)
     theirs = [torchao_losses(seed) for seed in range(seeds)]
     ours = [train(four, f"qt-{seed}", "int8_qt", lr=lr, seed=seed, compute="INT8_QT_COMPUTE_FLOAT") for seed in range(seeds)]
     nearest = [train(four, f"nearest-{seed}", "int8_qt", lr=lr, seed=seed, compute="INT8_QT_COMPUTE_FLOAT", stochastic_rounding=False)
@@ -341,6 +349,9 @@ def test_int8_quantized_training_is_that_of_torchao_on_average(four):
     assert agree(got, want)
     assert nearest[0] == nearest[1], "nothing is drawn"
     assert not agree([mean_of_the_end(nearest[0])] * seeds, want)
+    assert not agree(got, [mean_of_the_end(torchao_losses(seed, lr=1.05 * lr)) for seed in range(seeds)])
+    masked = torchao_losses(0, steps=1, skipped=16)[0]
+    assert abs(ours[0][0] - masked) > BOUND * masked
 
 
 def test_adamw_8bit_is_that_of_bitsandbytes(four):
