@@ -7,7 +7,6 @@ import ssl
 import threading
 
 
-
 class Trap:
     """Springs once, at the first request with `method` ("SHOWN": a watch reports a new Job) that reaches `stage`:
       asked     the request is on its way; it is lost
@@ -19,7 +18,7 @@ class Trap:
     def __init__(self, method, stage, end, name="", patience=20):
         self.method, self.stage, self.end, self.name, self.patience = method, stage, end, name, patience
         self.taken, self.sprung, self.repeated = False, threading.Event(), threading.Event()
-        self.request = None  # the one that sprang it, if it is late
+        self.request = None  # the identity of the request that arrives late, once the trap has sprung at stage "late"
 
     def springs_at(self, stage, method, path):
         return not self.taken and (self.method, self.stage) == (method, stage) and self.name in path

@@ -13,8 +13,8 @@ from kubelet import Kubelet
 from soon import soon
 
 ADMIN = "token-of-admin"
-# daemonset only because taint-eviction uses its index of the pods of a node. Without node-lifecycle, nodes need not
-# send heartbeats.
+# "daemonset" runs only because "taint-eviction" uses its index of the pods of a node. "node-lifecycle" is left out, so
+# that nodes need not send heartbeats.
 CONTROLLERS = [f"{name}-controller" for name in (
     "job", "garbage-collector", "namespace", "serviceaccount", "pod-garbage-collector", "taint-eviction", "daemonset", "ttl-after-finished",
     "disruption", "resourcequota", "root-ca-certificate-publisher")]
@@ -37,8 +37,9 @@ def free_ports(number):
 
 
 class ControlPlane:
-    """`tools`: the folder of the three programs. Of the API server: `port` (None: a free one), `names` of its certificate,
-    `users`, more lines of its token file, and `flags`, of which the last one wins."""
+    """`tools`: the folder of the three programs. `port` (None: a free one) and `names` (of the certificate) are those of the
+    API server. `users`: more lines of its token file. `flags`: more flags; one that is given twice has the last value.
+    `controllers`: those that the controller manager runs."""
 
     def __init__(self, folder, authority, tools, port=None, names="IP:127.0.0.1", users="", flags=(), controllers=CONTROLLERS):
         self.folder, self.tools, self.authority = pathlib.Path(folder), pathlib.Path(tools), authority
@@ -140,7 +141,7 @@ class Cluster:
 
     @property
     def processes(self):
-        """Of pods, by UID."""
+        """The processes of the pods' containers, by the UID of the pod."""
         return {uid: one.process for uid, one in self.kubelet.running.items()}
 
     def stop(self):
@@ -204,11 +205,11 @@ class Cluster:
         self.api.call("DELETE", f"{self.pod_path}/{pod}", {"gracePeriodSeconds": 0})
 
     def label(self, labels):
-        """Labels of the namespace."""
+        """Sets labels of the namespace."""
         self.api.call("PATCH", f"/api/v1/namespaces/{self.name}", {"metadata": {"labels": labels}}, MERGE)
 
     def set_quota(self, pods):
-        """At most this number of pods in the namespace. Returns when the quota is in force."""
+        """Allows at most `pods` pods in the namespace. Returns when the quota is in force."""
         path, quota = f"/api/v1/namespaces/{self.name}/resourcequotas", {"spec": {"hard": {"count/pods": str(pods)}}}
         if self.api.code("GET", f"{path}/pods") == 404:
             self.api.call("POST", path, {"metadata": {"name": "pods"}, **quota})
@@ -221,7 +222,7 @@ class Cluster:
         self.api.call("PATCH", f"{self.job_path}/{job}", {"spec": {"suspend": suspend}}, MERGE)
 
     def go_away(self):
-        """The API server ends."""
+        """Ends the API server."""
         self.restarted = True
         self.plane.end("kube-apiserver")
 

@@ -22,7 +22,7 @@ class DeviceRows {
         index_(context, ListBytes(like)),
         value_(context, ListBytes(like)) {}
   static DeviceRows Copy(kernels::CudaContext& context, const kernels::QuantizedRows& rows) {
-    return DeviceRows(context, rows, 0);
+    return DeviceRows(context, rows, CopyTag());
   }
 
   kernels::QuantizedRows view() const {
@@ -56,7 +56,8 @@ class DeviceRows {
   }
   static std::int64_t ListBytes(const kernels::QuantizedRows& rows) { return CountBytes(rows) * kernels::kMaxOutliers; }
 
-  DeviceRows(kernels::CudaContext& context, const kernels::QuantizedRows& rows, int)
+  struct CopyTag {};  // selects this constructor
+  DeviceRows(kernels::CudaContext& context, const kernels::QuantizedRows& rows, CopyTag)
       : view_(rows),
         codes_(context, Codes(rows), CodeBytes(rows)),
         scale_(context, rows.scale, rows.rows * 4),

@@ -19,15 +19,15 @@ class ExpositionLine {
   // "# HELP name text", "# TYPE name kind", or a sample: name{label="value",...} number.
   bool IsValid() {
     if (rest_.empty()) return true;
-    if (Take("# HELP ")) return Name(true) && Take(" ") && Escaped("", false);
+    if (Take("# HELP ")) return Name(/*with_colon=*/true) && Take(" ") && Escaped("", /*quoted=*/false);
     if (Take("# TYPE ")) {
-      if (!Name(true) || !Take(" ")) return false;
+      if (!Name(/*with_colon=*/true) || !Take(" ")) return false;
       return std::set<std::string_view>{"counter", "gauge", "histogram", "summary", "untyped"}.contains(rest_);
     }
-    if (!Name(true)) return false;
+    if (!Name(/*with_colon=*/true)) return false;
     if (Take("{")) {
       while (!Take("}")) {
-        if (!Name(false) || !Take("=\"") || !Escaped("\"", true)) return false;
+        if (!Name(/*with_colon=*/false) || !Take("=\"") || !Escaped("\"", /*quoted=*/true)) return false;
         if (!Take(",") && !rest_.starts_with("}")) return false;
       }
     }

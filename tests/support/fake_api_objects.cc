@@ -74,7 +74,7 @@ ApiTarget ParseTarget(const std::string& target) {
   const std::string path = target.substr(0, question);
   for (const auto& [key, value] : Pairs(target.substr(std::min(question + 1, target.size())), '&'))
     parsed.query[key] = Decode(value);
-  // .../namespaces/NAMESPACE/COLLECTION[/NAME]
+  // .../namespaces/NAMESPACE/COLLECTION[/NAME]: moves `end` three slashes on, to the one before NAME.
   std::size_t end = path.find("/namespaces/");
   for (int i = 0; i < 3 && end != std::string::npos; ++i) end = path.find('/', end + 1);
   parsed.collection = path.substr(0, end);

@@ -127,10 +127,11 @@ struct FakeApiServer::State {
   asio::ssl::context tls{asio::ssl::context::tls_server};
   asio::ip::tcp::acceptor acceptor{io, {asio::ip::make_address("127.0.0.1"), 0}};
   const std::string port = std::to_string(acceptor.local_endpoint().port());
-  bool away = false;                     // the server's thread
-  std::set<Stream*> streams;             // the server's thread
-  bool holds = false;                    // the server's thread, as held
-  std::deque<asio::steady_timer*> held;  // cancelled to answer a request
+  // Only the server's thread uses the next four.
+  bool away = false;
+  std::set<Stream*> streams;
+  bool holds = false;
+  std::deque<asio::steady_timer*> held;  // one for each held request; cancelled to answer it
   mutable base::Mutex mutex;
   FakeApiObjects objects ABSL_GUARDED_BY(mutex);
   std::set<LiveWatch*> watches ABSL_GUARDED_BY(mutex);
@@ -320,6 +321,7 @@ asio::awaitable<void> FakeApiServer::State::AnswerWatch(Stream& stream, const Ap
     watches.erase(&watch);
   }
   beast::get_lowest_layer(stream).close();
+  // AwaitLeaving refers to the stream and the watch, so both must live until it ends.
   while (!watch.left) {
     watch.wake.expires_after(std::chrono::hours(1));
     Error cancelled;

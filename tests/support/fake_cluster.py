@@ -49,7 +49,7 @@ class Cluster:
 
     @property
     def processes(self):
-        """Of pods, by UID."""
+        """The processes of the pods' containers, by the UID of the pod."""
         return {uid: one.process for uid, one in self.running.items()}
 
     def go_away(self):

@@ -52,8 +52,8 @@ def add(archive, name, content):
 
 
 def write(file, images):
-    """Writes an archive. `images`: {name: (roots, each a layer on those before, command)}. An image
-    that has the first layers of another one shares them."""
+    """Writes an archive. `images`: {name: (roots, command)}; each root is a layer on those before it. Images with the same
+    root share its layer."""
     layers, manifest = {}, []
     with tarfile.open(file, "w") as archive:
         for name, (roots, command) in images.items():

@@ -61,7 +61,7 @@ class Int8Weight {
         cols_(k),
         tiles_(static_cast<std::size_t>(kernels::PackedInt8Bytes(n, k))),
         scale_(scale),
-        row_sum_(static_cast<std::size_t>(kernels::RoundUp(n, 16))) {
+        row_sum_(static_cast<std::size_t>(kernels::RoundUp(n, kernels::kInt8TileRows))) {
     kernels::PackInt8Weight(codes.data(), n, k, tiles_.data(), row_sum_.data());
   }
   kernels::PackedInt8Weight view() const {
@@ -75,8 +75,9 @@ class Int8Weight {
   std::vector<std::int32_t> row_sum_;
 };
 
-// Rows with the corner cases of quantization, one kind per row: plain, huge outliers, ties at the threshold and in
-// magnitude, zeros, denormals, more candidates than max_outliers allows, a single element, tiny values, rounding ties.
+// Rows with the corner cases of quantization, one kind per row, in this order: plain, huge outliers, more equal
+// magnitudes than outliers allowed, zeros, denormals, tiny values, a tie at the threshold, a single element, ties of
+// rounding.
 inline std::vector<float> AwkwardRows(std::uint64_t seed, std::int64_t rows, std::int64_t cols) {
   std::vector<float> x = NormalVector(seed, rows * cols);
   for (std::int64_t r = 0; r < rows; ++r) {

@@ -41,11 +41,11 @@ class Kubelet:
         self.api.call("DELETE", f"/api/v1/nodes/{self.name}")
 
     def kill_for_memory(self, pod):
-        """As the kernel does when a container exceeds its limit."""
+        """Kills the container as the kernel does when it exceeds its limit of memory."""
         self.kill(pod, "OOMKilled", {})
 
     def evict(self, pod):
-        """The node is short of memory."""
+        """Ends the pod as a kubelet does on a node that is short of memory."""
         why = "The node was low on resource: memory."
         disruption = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet", "message": why}
         self.kill(pod, "Error", {"reason": "Evicted", "message": why, "conditions": [disruption]})

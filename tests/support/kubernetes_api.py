@@ -1,4 +1,4 @@
-"""Calls of a Kubernetes API server for tests."""
+"""Calls the API server of Kubernetes, for tests."""
 import http.client
 import json
 import ssl
@@ -16,7 +16,8 @@ class Refused(Exception):
 
 
 class Api:
-    """`user`: in whose name an administrator calls. Thread-safe: each call has its own connection."""
+    """`user`: the account in whose name the owner of the token calls; None: in its own name. Thread-safe: each call has its
+    own connection."""
 
     def __init__(self, port, authority_file, token, user=None):
         self.port, self.headers = port, {"Authorization": f"Bearer {token}"}

@@ -19,7 +19,7 @@ inline bool IsAlnum(char c) { return std::isalnum(static_cast<unsigned char>(c))
 inline bool IsOfAName(char c) { return IsAlnum(c) || c == '.' || c == '_' || c == '-'; }
 
 // Finds the start of a path, "/var/l" of "/var/lib": two parts, at the beginning of a word, or anywhere if the first
-// part is a system directory or the state directory.
+// part is one of kFolders.
 inline std::string_view PathAt(std::string_view text, std::size_t at) {
   constexpr std::string_view kBefore = " \t\r\n\"'`,;:()<>[]{}|=";
   constexpr std::string_view kFolders[] = {"tmp", "root", "home", "var", "usr", "proc", "dev", "etc", "work", "state"};

@@ -7,6 +7,7 @@ import threading
 
 from kubernetes_api import Refused
 
+# Of RFC 1035: the flags of an answer, the record type A, and two error codes.
 ANSWER, ADDRESS, NO_SUCH_NAME, FAILURE = 0x8180, 1, 3, 2
 
 
@@ -31,7 +32,7 @@ class NameServer:
                 return  # stopped
 
     def answer(self, query):
-        """Keeps only the question of the query: RFC 1035, section 4.1."""
+        """Returns the answer, which repeats only the question of the query (RFC 1035, section 4.1)."""
         labels, at = [], 12
         while length := query[at]:
             labels.append(query[at + 1:at + 1 + length].decode())

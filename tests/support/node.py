@@ -30,13 +30,14 @@ def node_plane(folder, authority, tools):
                "--enable-admission-plugins", "NodeRestriction"])
     plane.commands["kube-scheduler"] = ["--kubeconfig", "controllers.yaml", "--leader-elect=false", "--bind-address", "127.0.0.1"]
     plane.start("kube-scheduler")
-    # A pod gets the address of the API server from it.
+    # Pods learn the address of the API server from this Service.
     soon(lambda: plane.api.code("GET", "/api/v1/namespaces/default/services/kubernetes") == 200)
     return plane
 
 
 class Node:
-    """`archive`: of images (image_archive.py). `cgroup`: below which the pods' are. `tools`, `plugins`: folders of programs."""
+    """`archive`: the file of the images (image_archive.py). `cgroup`: the parent of the pods' cgroups. `tools`, `plugins`:
+    folders of programs."""
 
     def __init__(self, plane, folder, tools, plugins, archive, cgroup):
         self.plane, self.folder, self.tools = plane, pathlib.Path(folder), pathlib.Path(tools)
@@ -52,8 +53,8 @@ class Node:
         self.ctr("images", "import", archive)
         archive.unlink()  # a gigabyte, which containerd has now
         self.name_server = NameServer(plane.api, ADDRESS)
-        self.start("kubelet", "--config", self.folder / "kubelet.yaml", "--kubeconfig", self.folder / "node.yaml", "--hostname-override", NAME,
-                   "--node-ip", ADDRESS)
+        self.start("kubelet", "--config", self.folder / "kubelet.yaml", "--kubeconfig", self.folder / "node.yaml",
+                   "--hostname-override", NAME, "--node-ip", ADDRESS)
         soon(self.ready, self.logs, 180)
 
     def start(self, name, *arguments):
@@ -70,8 +71,8 @@ class Node:
         return "\n".join(f"{name}: {(self.folder / f'{name}.log').read_text(errors='replace')[-3000:]}" for name in self.processes)
 
     def ctr(self, *arguments, check=True):
-        return subprocess.run([self.tools / "ctr", "--address", SOCKET, "--namespace", "k8s.io", *arguments], env=self.environment, check=check,
-                              capture_output=True, text=True)
+        return subprocess.run([self.tools / "ctr", "--address", SOCKET, "--namespace", "k8s.io", *arguments],
+                              env=self.environment, check=check, capture_output=True, text=True)
 
     def ready(self):
         self.alive("kubelet")
@@ -112,7 +113,7 @@ def kubelet_configuration(cgroup):
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration", "failCgroupV1": False, "cgroupDriver": "cgroupfs",
         "cgroupRoot": f"/{cgroup}", "containerRuntimeEndpoint": f"unix://{SOCKET}", "failSwapOn": False, "oomScoreAdj": 0,
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}}, "authorization": {"mode": "AlwaysAllow"},
-        # The kubelet must not write the machine's settings; tests/node.sh shows it those that it wants.
+        # The kubelet must not write the machine's settings; tests/node.sh shows the kubelet the settings that it wants.
         "protectKernelDefaults": True,
         "makeIPTablesUtilChains": False, "clusterDNS": [ADDRESS], "clusterDomain": "cluster.local", "nodeStatusUpdateFrequency": "5s",
         # The disk of the test machine may be nearly full: that evicts no pod and removes no image.

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import threading
 
 from pod_process import PodProcess
@@ -54,7 +55,7 @@ class PlayedTrainer:
                 self.ended.set()
 
     def finish(self):
-        """The training is over."""
+        """Ends the training: writes the model, the rest of the journal and the outcome."""
         with self.lock:
             if self.code is not None:
                 return
@@ -67,10 +68,10 @@ class PlayedTrainer:
             self.ended.set()
 
     def stop(self, grace):
-        self.end(128 + 15)
+        self.end(128 + signal.SIGTERM)
 
     def kill(self):
-        self.end(128 + 9)
+        self.end(128 + signal.SIGKILL)
 
     def exit_code(self):
         """Waits for the end."""
@@ -79,7 +80,7 @@ class PlayedTrainer:
 
 
 class Players:
-    """Plays the trainers of a cluster's pods. `lasts`(number of the pod): seconds from the begin of a pod to the end of its
+    """Plays the trainers of a cluster's pods. `lasts`(number of the pod): seconds from the start of a pod to the end of its
     training; None: until the test calls finish(). `real`(number): a real trainer runs instead."""
 
     def __init__(self, cluster, recording, lasts=lambda number: None, real=lambda number: False):

@@ -28,6 +28,7 @@ class TorchMemory final : public c10::Allocator {
   void ResetPeak() { g_peak = g_live; }
 
   c10::DataPtr allocate(std::size_t size) override {
+    // aligned_alloc wants a multiple of the alignment; 127 instead of 63, so that no block is empty.
     void* block = std::aligned_alloc(64, (size + 127) / 64 * 64);
     const std::lock_guard<std::mutex> lock(g_mutex);
     g_sizes[block] = static_cast<std::int64_t>(size);
@@ -52,8 +53,7 @@ class TorchMemory final : public c10::Allocator {
   c10::Allocator* before_;
 };
 
-// Bytes of tensors that gradients keep alive behind the result of `forward`: live bytes with gradients minus those
-// without.
+// Bytes that the graph behind the result of `forward` keeps alive: live bytes with gradients minus those without.
 template <typename Forward>
 std::int64_t KeptBytes(Forward forward) {
   const auto live = [&](bool gradients) {

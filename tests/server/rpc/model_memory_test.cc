@@ -1,4 +1,5 @@
-// The memory of work with whole models, over the wire.
+// Work with whole models (import, conversion, verification) takes its memory from the memory for models, and is refused
+// if that memory does not suffice. Over the wire.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -29,6 +30,8 @@ class ModelMemoryTest : public AppTest {
     if (!import_root_.empty()) options.import_root = import_root_;
     return options;
   }
+  // Starts the server again with `bytes` of memory for models. 2000 bytes suffice for no work; 0: all that the machine
+  // has left.
   void Restart(std::int64_t bytes) {
     app_.reset();
     bytes_ = bytes;
@@ -227,7 +230,7 @@ TEST_F(ModelMemoryTest, C5UploadStaysIfThereIsNoMemoryForItsImport) {
   request.set_upload_id(UploadModel(model::Golden("hf_tied_bf16")));
   request.set_name("base");
   RefusalOf(ImportFrom(request).error());
-  RefusalOf(ImportFrom(request).error());
+  RefusalOf(ImportFrom(request).error());  // for want of memory again: the upload is still there
 }
 
 }  // namespace

@@ -111,6 +111,7 @@ v1::ConvertModelRequest ConversionToInt8() {
   return request;
 }
 
+// Each request gets its wrong fields in the reverse order of the checks, so that the newest one is named.
 TEST(ModelProtoTest, NumbersThatTheApiDoesNotDefineAreRefused) {
   v1::ConvertModelRequest convert = ConversionToInt8();
   EXPECT_TRUE(CheckFields(convert).ok());

@@ -1,17 +1,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <limits>
-#include <map>
 #include <optional>
-#include <thread>
+#include <string>
+#include <utility>
 
-#include "server/base/sha256.h"
+#include "server/base/files.h"
 #include "server/base/strings.h"
-#include "server/model/artifact.h"
-#include "tests/server/model/peft_files.h"
 #include "tests/server/rpc/app_fixture.h"
 #include "tests/server/rpc/model_service_fixture.h"
 

@@ -55,7 +55,7 @@ class NetworkReportsTest : public AppTest, public ::testing::WithParamInterface<
       options.report.target = "localhost:1";  // not dialled here: the runner is local
     } else if (GetParam() == Over::kInsecure) {
       options.security.insecure = true;
-      options.report = {"0.0.0.0:0", "localhost:1", ""};
+      options.report = {.address = "0.0.0.0:0", .target = "localhost:1", .ca = ""};
     }
     return options;
   }
@@ -80,7 +80,7 @@ class NetworkReportsTest : public AppTest, public ::testing::WithParamInterface<
     const grpc::Status status = method(context, request, response);
     ASSERT_TRUE(status.ok()) << status.error_message();
   }
-  // Starts the sleeping trainer of a job, and reads its order.
+  // Creates a job, whose trainer sleeps, and reads the order of its first attempt into order_.
   void StartJob() {
     google::longrunning::Operation operation;
     v1::ImportModelRequest import;

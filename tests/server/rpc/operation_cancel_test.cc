@@ -190,8 +190,8 @@ class OperationCancelTest : public testing::Test {
     ASSERT_TRUE(table.ok()) << table.status();
     table_ = *std::move(table);
   }
-  // Runs the work as an operation; returns how it ends. asks_: its checks for cancellation; launches_: kernels launched
-  // after the moment.
+  // Runs the work as an operation; returns how it ends. Sets asks_ and total_, its checks for cancellation by stage and
+  // in all, and launches_, the number of kernels launched after the moment `at`. The work waits until name_ is known.
   longrunning::Operation Run(const Work& work, const Moment& at, const std::function<void()>& then) {
     if (table_ == nullptr) OpenTable();
     std::promise<std::string> name;
@@ -338,11 +338,7 @@ TEST_F(OperationCancelTest, C5ALoadIsStoppedWhereverItIs) {
   EXPECT_TRUE(manager_->residents().empty());
 }
 
-}  // namespace
-
-// A LoadModel over the wire whose model cannot be read until the test allows it.
-namespace {
-
+// The tests below call LoadModel over the wire, for a model that cannot be read while `shut` is true.
 class SlowDisk {
  public:
   explicit SlowDisk(std::atomic<bool>& shut) : shut_(shut) {}

@@ -60,8 +60,9 @@ class OperationCrashTest : public AppTest {
     options.trainer_path = "/bin/false";  // a job only needs to be created
     return options;
   }
-  // Runs the operation `last` times; each time, another one of its last changes of the disk is the first that fails.
-  // Returns how often the next start of the server found the model.
+  // Runs the operation once undisturbed, then `last` times cut off: each time, another one of its last changes of the
+  // disk is the first that fails. Returns how often the next start of the server found the model. `begin` must use the
+  // name of the model as the request id.
   int CutOff(const std::string& prefix, const Begin& begin, std::int64_t last = kLast) {
     longrunning::Operation operation;
     left_ = kNever;
@@ -163,10 +164,11 @@ TEST_F(OperationCrashTest, C8ConversionWithAnAdapterMakesBothModelsOrNone) {
   ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ListModels, v1::ListModelsRequest(), &all).ok());
   std::set<std::string> names;
   for (const v1::Model& model : all.models()) names.insert(model.name());
+  // "base", and two models of the undisturbed run and of each recovered one.
   EXPECT_EQ(names.size(), static_cast<std::size_t>(1 + 2 * (1 + recovered)));
   for (const std::string& name : names) {
-    const bool is_base = name != "base" && !name.ends_with("-adapter");
-    EXPECT_TRUE(!is_base || names.contains(name + "-adapter")) << name;
+    if (name == "base" || name.ends_with("-adapter")) continue;
+    EXPECT_TRUE(names.contains(name + "-adapter")) << name;
   }
 }
 
@@ -202,7 +204,7 @@ TEST_F(OperationCrashTest, C8ModelOfAnotherOperationIsNotTakenForTheInterruptedW
   longrunning::Operation first;
   ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ImportModel, request, &first).ok());
   ASSERT_TRUE(Wait(first).has_response());
-  // The server dies with a second operation of that name in its queue: only the record of its beginning exists.
+  // The server dies while a second import of "made" waits in its queue: only the record of its beginning exists.
   const std::string operations = directory_ + "/state/operations";
   app_.reset();
   base::FileSystem& real = base::RealFileSystem();

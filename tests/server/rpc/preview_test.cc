@@ -82,7 +82,7 @@ TEST_F(PreviewMessageTest, LastRowMakesRoomForTheWarnings) {
   const auto shown = Shown();
   ASSERT_EQ(shown.rows_size(), 2);
   EXPECT_EQ(shown.rows(1).SerializeAsString().substr(2), shown.rows(0).SerializeAsString().substr(2))
-      << "equal except for the line";
+      << "equal except for the line number, the first two bytes";
   ASSERT_EQ(shown.warnings_size(), 1);
   EXPECT_EQ(shown.warnings(0).reason(), "PROMPT_BOUNDARY_MERGED");
   ASSERT_EQ(shown.warnings(0).row_ids_size(), 1);

@@ -20,7 +20,7 @@ struct RawCall {
   std::string method;  // "nibble.v1.ModelService/ListModels"
   std::string request = {};
   std::multimap<std::string, std::string> metadata = {};
-  int max_reads = 2;  // then the call is cancelled: a watch does not end
+  int max_reads = 2;  // after so many messages the call is cancelled, because a watch does not end
   std::chrono::seconds timeout = std::chrono::seconds(20);
 };
 

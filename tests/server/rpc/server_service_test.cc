@@ -3,9 +3,15 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "client/http_get.h"
 #include "server/base/strings.h"
@@ -27,7 +33,7 @@ class ServerServiceTest : public AppTest {
     EXPECT_TRUE(reply.ok()) << reply.status();
     return reply.ok() ? *std::move(reply) : client::HttpReply();
   }
-  // Calls any unary method by name, with an empty request.
+  // Calls a method by name, with an empty request.
   grpc::Status CallEmpty(const std::string& method) {
     return testing_support::Ask(channel_, {.method = method}).status;
   }

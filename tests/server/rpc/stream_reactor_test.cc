@@ -123,16 +123,17 @@ TEST_F(StreamReactorTest, StalledReaderFillsOnlyTheBuffer) {
   auto reader = stub_->WatchLoad(&context_, {});
   auto stream = service_.Take();
   int taken = 0;
-  for (; taken < 1000; ++taken) {
+  while (taken < 1000) {
     v1::ServerLoad message = Message(taken + 1);
-    if (!stream->Push(message)) {
-      // The message is unchanged and can be pushed again.
-      EXPECT_EQ(message.requests_total(), taken + 1);
-      // The transport may still be taking a message: only a buffer that stays full counts.
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      if (stream->space() == 0) break;
-      --taken;
+    if (stream->Push(message)) {
+      ++taken;
+      continue;
     }
+    // The message is unchanged and can be pushed again.
+    EXPECT_EQ(message.requests_total(), taken + 1);
+    // The transport may still be taking a message: only a buffer that stays full counts.
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    if (stream->space() == 0) break;
   }
   EXPECT_LT(taken, 100);
   stream->Abort(absl::ResourceExhaustedError("too slow"));
@@ -256,7 +257,7 @@ TEST_F(StreamReactorTest, EndedStreamWhoseClientReadsNothingIsCutOff) {
 TEST_F(StreamReactorTest, WatchedReaderMustTakeMessagesAtTheMinimumRate) {
   environment_.slow_reader = absl::Milliseconds(400);
   Start();
-  for (const double min_rate : {1000.0, 0.0}) {
+  for (const double min_rate : {1000.0, 0.0}) {  // messages per second; the reader below takes at most 20
     grpc::ClientContext context;
     auto reader = stub_->WatchLoad(&context, {});
     auto stream = service_.Take();

@@ -376,7 +376,7 @@ TEST_F(TenantTest, S2OperationsOfAnotherTenantLookAbsent) {
   };
   const auto refused = [&](const grpc::Status& status) { EXPECT_EQ(testing_support::ReasonOf(status), "OPERATION"); };
   EXPECT_TRUE(get().ok());
-  EXPECT_EQ(list(), 2);
+  EXPECT_EQ(list(), 2) << "the import and the plan";
   As("blue");
   refused(get());
   EXPECT_EQ(list(), 0);

@@ -42,7 +42,8 @@ class TokensTest : public ::testing::Test {
     asked_ = 0;
     return {.cancelled = [this] { return ++asked_ == 3; }, .max_bytes = 1 << 20};
   }
-  // Runs `work(bounds, response)` with an answer that just fits, and with one that is a byte larger than may be sent.
+  // Runs `work(bounds, response)` with a limit that the answer just fits, and with two limits that it exceeds: by one
+  // byte, and from the first bytes on.
   template <typename Response, typename Work>
   void ExpectBounded(const Work& work) {
     Response whole;
@@ -98,7 +99,7 @@ TEST_F(TokensTest, WorkOnAnAnswerThatIsTooLargeEndsAtOnce) {
   const AnswerBounds narrow{.cancelled = [&asked] { return ++asked < 0; }, .max_bytes = 100};
   v1::DetokenizeResponse text;
   EXPECT_EQ(base::Reason(Detokenize(detokenize_, model_, narrow, &text)), "MESSAGE_TOO_LARGE");
-  EXPECT_EQ(asked, 101);
+  EXPECT_EQ(asked, 101) << "one check before each id, and an id is one byte of text";
   asked = 0;
   tokenize_.set_text(std::string(10'000, 't'));
   v1::TokenizeResponse tokens;

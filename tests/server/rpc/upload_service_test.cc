@@ -191,7 +191,7 @@ TEST_F(UploadServiceTest, C10UploadOfAModelIsResumedWithinAFile) {
   ASSERT_EQ(response.files_size(), 3);
   for (const auto& one : response.files()) EXPECT_EQ(one.sha256(), base::Sha256Hex(files.at(one.path()))) << one.path();
   EXPECT_EQ(Get("model").state(), v1::UPLOAD_STATE_FINISHED);
-  // The answer was lost: only the finish is sent again.
+  // The answer was lost. All 113 bytes are stored, so only the finish is sent again.
   header.mutable_header()->set_resume_offset(113);
   rest(&again);
   EXPECT_EQ(again.SerializeAsString(), response.SerializeAsString());

@@ -93,7 +93,8 @@ class WatchJobLogsTest : public jobs::ControllerFixture {
     if (!chunk.data().empty()) return chunk.data();
     return "[" + std::to_string(chunk.attempt()) + "@" + std::to_string(chunk.offset()) + "]";
   }
-  // Reads until the watch has sent at least as much as `wanted`; expects exactly `wanted`. `got`: read before, and now.
+  // Appends what the watch sends to `got`, which has what earlier calls read, until it is as long as `wanted`. Expects
+  // that it equals `wanted`.
   static void Await(Watch& watch, std::string& got, const std::string& wanted) {
     v1::JobLogChunk chunk;
     while (got.size() < wanted.size() && watch.reader->Read(&chunk)) got += Text(chunk);

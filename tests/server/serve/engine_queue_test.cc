@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <filesystem>
-#include <functional>
 #include <future>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "server/base/error.h"
-#include "server/base/json.h"
 #include "server/serve/engine.h"
 #include "tests/server/serve/engine_fixture.h"
 
@@ -55,7 +55,8 @@ TEST_F(EngineTest, DestroyedEngineEndsRunningAndWaitingRequests) {
     ASSERT_TRUE(engine->Submit(Ask(3, 3), waiting).ok());
     both.set_value();
   };
-  // Fills the model's whole context, so that it probably still runs when the destructor ends it between two steps.
+  // Nearly fills the model's context of 256 tokens, so that it probably still runs when the destructor ends it between
+  // two steps.
   ASSERT_TRUE(engine->Submit(Ask(3, 250), running).ok());
   both.get_future().wait();
   engine.reset();

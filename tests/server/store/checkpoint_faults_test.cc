@@ -39,6 +39,7 @@ class CheckpointFaultsTest : public ::testing::TestWithParam<const char*> {
  protected:
   // True if the writer of step 3 was killed at operation `number`; false if it finished.
   bool KilledAt(int number) {
+    // PART:N:ACTION (base/failpoint_files.h), for all paths of the attempt.
     const std::string spec = std::string("/1/:") + std::to_string(number) + ":" + GetParam();
     const pid_t child = ::fork();
     if (child == 0) {
@@ -111,7 +112,8 @@ TEST(CheckpointBitsTest, FlippedBitIsFoundAndPreviousCheckpointIsUsed) {  // R12
   ASSERT_EQ(sizes.size(), 3u);
   for (int round = 0; round < 1000; ++round) {
     std::uint64_t at = random() % total;
-    // Every fourth flip is in a small file; random positions would hardly hit one.
+    // Every fourth flip is in one of the two small files, which come first (manifest.json, state.json); random
+    // positions would hardly hit them.
     if (round % 4 == 0) at = round % 8 == 0 ? random() % sizes[0].second : sizes[0].second + random() % sizes[1].second;
     std::size_t which = 0;
     while (at >= sizes[which].second) at -= sizes[which++].second;
@@ -163,7 +165,7 @@ TEST(LostAttemptTest, TrainerThatLivesOnCannotWriteAndItsCheckpointsStay) {
   ASSERT_TRUE(files.CreateDirectories(first + "/checkpoints").ok());
   ASSERT_TRUE(Save(files, first, 1, "one").ok());
   EXPECT_FALSE(IsLost(files, first));
-  for (int i = 0; i < 2; ++i) {  // The second time after a server that was killed.
+  for (int i = 0; i < 2; ++i) {  // the second time, as a server does that starts after a kill
     const absl::Status lost = LoseAttempt(files, first);
     ASSERT_TRUE(lost.ok()) << lost;
     EXPECT_TRUE(IsLost(files, first));
@@ -177,7 +179,7 @@ TEST(LostAttemptTest, TrainerThatLivesOnCannotWriteAndItsCheckpointsStay) {
   EXPECT_TRUE(CollectAttempts(files, attempts, 0).ok());
   EXPECT_EQ(ListAllCheckpoints(files, attempts)->size(), 1u);
   EXPECT_TRUE(CheckpointsKey(attempts).has_value());
-  // Killed between the rename and the file, and the trainer made the directory again meanwhile.
+  // A server was killed after the rename, before it wrote the file; meanwhile the trainer made the directory again.
   std::filesystem::remove(first);
   ASSERT_TRUE(files.CreateDirectories(first + "/checkpoints").ok());
   EXPECT_TRUE(LoseAttempt(files, first).ok());

@@ -79,7 +79,7 @@ TEST_F(DatabasePairTest, MovedDatabaseBecomesAPair) {
   std::filesystem::rename(temp_ / "state/nibble.db", temp_ / "database/nibble.db");
   EXPECT_EQ(Open("state", "database"), absl::OkStatus());
   ExpectRefused(Open("state", ""), "is not set, but the database of");
-  // Back, as the message says.
+  // Moves the database back, as the message says.
   std::filesystem::rename(temp_ / "database/nibble.db", temp_ / "state/nibble.db");
   std::filesystem::remove(temp_ / "state/database_pair");
   EXPECT_EQ(Open("state", ""), absl::OkStatus());

@@ -34,7 +34,7 @@ class DiskReserveTest : public ::testing::Test {
 
   nibble::testing::TempDirectory temp_;
   const std::string path_ = temp_ / "reserve";
-  Disk disk_;
+  DiskWithRoom disk_{kMuch};
 };
 
 TEST_F(DiskReserveTest, ReleasesInPiecesAndRefillsWhenThereIsRoom) {  // R8

@@ -61,7 +61,7 @@ TEST(PublishedDirectoryTest, AFileWithAKnownDigestIsNotReadAgain) {
 TEST(PublishedDirectoryTest, VerifyFindsFlippedBitAndCheckSizesFindsShortOrMissingFile) {
   TempDirectory temp;
   ASSERT_TRUE(PublishTwoFiles(Files(), temp / "m").ok());
-  WriteFile(temp / "m/a.bin", "alphb");
+  WriteFile(temp / "m/a.bin", "alphc");  // one bit of the last byte
   EXPECT_TRUE(CheckSizes(Files(), temp / "m").ok());
   const auto verified = Verify(Files(), temp / "m");
   EXPECT_EQ(verified.status().code(), absl::StatusCode::kDataLoss);

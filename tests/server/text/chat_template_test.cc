@@ -142,7 +142,7 @@ TEST(ChatTemplateTest, RaiseExceptionIsInvalidArgumentWithItsTextTruncated) {
 
 class BombTest : public ::testing::TestWithParam<const char*> {};
 
-// Each template needs endless time, memory or stack.
+// Each template needs far more time, memory, output or stack than a template may use.
 TEST_P(BombTest, BombIsRefusedSoon) {
   const auto start = std::chrono::steady_clock::now();
   const auto text = Render(GetParam());

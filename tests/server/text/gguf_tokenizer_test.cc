@@ -39,7 +39,7 @@ TEST(GgufTokenizerTest, TokenIdsMatchLlamaCpp) {
 TEST(GgufTokenizerTest, GoldenIdsDifferBetweenPreTokenizers) {
   const base::Json golden = ReadGolden("tiny_ids.json");
   const auto& cases = golden.at("cases");
-  for (std::size_t i = 0; i < 5; ++i) {
+  for (std::size_t i = 0; i < 5; ++i) {  // the first cases: one vocabulary with each pre-tokenizer
     for (std::size_t j = 0; j < i; ++j) {
       EXPECT_NE(cases.at(i).at("ids"), cases.at(j).at("ids")) << cases.at(i).at("pre") << " " << cases.at(j).at("pre");
     }

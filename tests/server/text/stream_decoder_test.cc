@@ -9,6 +9,7 @@
 namespace nibble::text {
 namespace {
 
+// The bool of Encode is add_special_tokens; that of Decode, StreamDecoder and Stream is skip_special_tokens.
 using Ids = std::vector<std::int32_t>;
 
 struct Streamed {

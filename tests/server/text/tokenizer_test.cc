@@ -12,6 +12,7 @@ namespace nibble::text {
 namespace {
 
 using ::testing::HasSubstr;
+// The bool of Encode and EncodeWithSpans is add_special_tokens, that of Decode is skip_special_tokens.
 using Ids = std::vector<std::int32_t>;
 
 std::string SmallJson() {

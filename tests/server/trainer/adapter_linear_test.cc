@@ -1,5 +1,5 @@
-// Compares gradients of linears with adapters with those that torch derives from the formula. Checks what their graph
-// keeps.
+// Compares the gradients of linears that have adapters to those that torch derives from the formula, and checks what
+// the graph of such a linear keeps.
 #include "server/trainer/adapter_linear.h"
 
 #include <algorithm>
@@ -105,13 +105,13 @@ TEST_F(AdapterLinearTest, FloatWeightHasTheGradientsOfTheFormula) {
 
 TEST_F(AdapterLinearTest, FloatWeightIsNeverCopiedIfItHasTheTypeOfTheProducts) {
   const Tensor weight = Random({kOut, kIn}, 10).to(torch::kBFloat16);
-  EXPECT_EQ(FloatWeight::Make(weight, true).rounded.data_ptr(), weight.data_ptr());
-  EXPECT_FALSE(FloatWeight::Make(weight, false).rounded.defined());
+  EXPECT_EQ(FloatWeight::Make(weight, /*bf16_compute=*/true).rounded.data_ptr(), weight.data_ptr());
+  EXPECT_FALSE(FloatWeight::Make(weight, /*bf16_compute=*/false).rounded.defined());
 }
 
 TEST_F(AdapterLinearTest, FrozenFloatLinearPassesItsGradientOn) {
   const Tensor weight = Random({kOut, kIn}, 10);
-  linear_.weight = FloatWeight::Make(weight, false);
+  linear_.weight = FloatWeight::Make(weight, /*bf16_compute=*/false);
   linear_.lora_a = linear_.lora_b = Tensor();
   const Tensor y = ApplyAdapterLinear(x_, linear_, std::nullopt, context_);
   const Tensor x = x_.detach().to(torch::kFloat64).requires_grad_();
@@ -264,6 +264,7 @@ TEST_F(AdapterLinearTest, GradientsKeepNoDequantizedWeightThrough32Layers) {
     return memory.peak_bytes();
   };
   const std::int64_t extra = peak(true) - peak(false);
+  // The peak without gradients includes x of the layers at work, at most two. 4096 bytes: small tensors.
   EXPECT_GE(extra, (kLayers - 2) * kTokens * kSize * 4);
   EXPECT_LE(extra, kLayers * kTokens * (kSize + kRank) * 4 + 4096);
   EXPECT_LT(extra, 2 * kSize * kSize * 4);  // 32 dequantized weights would be 8 MiB

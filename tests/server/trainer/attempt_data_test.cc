@@ -151,7 +151,7 @@ TEST_F(AttemptDataTest, DamagedFileIsRewritten) {
   ASSERT_TRUE(Load().ok());
   const auto path = std::filesystem::directory_iterator(order_.train_tokens_directory)->path();
   std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
-  file.seekp(100);  // a token; the index is intact
+  file.seekp(100);  // a token, after the header of 80 bytes; the index is intact
   file.put('\x7f');
   file.close();
   const auto mapped = Load();
@@ -189,7 +189,8 @@ TEST_F(AttemptDataTest, AddSpecialTokensDecidesWhetherTokensAreAdded) {
   std::ifstream in(std::string(kModel) + "/tokenizer.json");
   base::Json tokenizer = base::Json::parse(in);
   tokenizer["post_processor"] = base::Json::parse(
-      R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+      R"({"type": "TemplateProcessing",
+          "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
           "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
           "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}})");
   std::filesystem::create_directory(temp_ / "text");

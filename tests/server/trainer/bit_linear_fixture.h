@@ -1,4 +1,5 @@
-// For tests of BitLinear: layers of tests/golden/trainer/bit_linear.txt, and their values and gradients in the trainer.
+// For tests of BitLinear: layers of tests/golden/trainer/bit_linear.txt, which an eager PyTorch module made, and their
+// values and gradients in the trainer.
 #pragma once
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -109,7 +110,8 @@ class BitLinearTest : public ::testing::Test {
     EXPECT_TRUE(torch::equal(run.weight.scale[0], Golden(c.name + ".scale_w", {1})[0]));
   }
 
-  // The rows that a linear makes of an input that no norm has quantized, with the same kernel and options.
+  // The integer rows of an input that no norm has quantized. The linear makes them itself, with this kernel
+  // and these options.
   CodedRows Quantized(const Case& c, const torch::Tensor& x) {
     const torch::ScalarType type = c.options.activations.bits == 16 ? torch::kInt16 : torch::kInt8;
     CodedRows rows = {torch::empty({c.rows(), kernels::Int8PaddedK(c.k())}, type), torch::empty({c.rows()}), c.k()};

@@ -7,6 +7,9 @@
 
 #include <filesystem>
 #include <map>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "kernels/ops/quantize/dequantize_ternary.h"
 #include "server/base/files.h"
@@ -282,8 +285,8 @@ TEST_F(BitLinearTest, ReciprocalScalesMatchTransformers) {
 
 // The estimators' masks and scale gradients do not depend on how the scale is rounded.
 TEST_F(BitLinearTest, ReciprocalScaleOfTheWeightKeepsItsCodesAndGradients) {
-  for (const char* name : {"round_only_scaled", "clipped_scaled"}) {
-    const kernels::Ste ste = name[0] == 'r' ? kernels::Ste::kRoundOnly : kernels::Ste::kClipped;
+  for (const auto& [name, ste] : {std::pair("round_only_scaled", kernels::Ste::kRoundOnly),
+                                  std::pair("clipped_scaled", kernels::Ste::kClipped)}) {
     const Case c = {.name = name, .norm = true, .options = With(ste, true)};
     Run run = Forward(c);
     const Tensor tiles = run.weight.tiles.clone();

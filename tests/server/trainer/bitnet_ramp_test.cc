@@ -34,7 +34,7 @@ TEST_F(BitNetModelTest, RampEndsInTheServedArithmetic) {
   }
 }
 
-// So a resumed run, which skips the calls of earlier steps, continues the ramp.
+// A resumed run makes no BeginStep calls for earlier steps, and must continue the ramp.
 TEST_F(BitNetModelTest, RampDependsOnlyOnTheStep) {
   const QuantizationRamp ramp = {.from = 0.25, .steps = 4};
   EXPECT_EQ(ramp.Share(0), 0.25);
@@ -55,7 +55,7 @@ TEST_F(BitNetModelTest, RampDependsOnlyOnTheStep) {
 
 // Evaluations and the record of the result use the served arithmetic, also at the start of a ramp.
 TEST_F(BitNetModelTest, ServedLogitsDoNotDependOnTheRamp) {
-  const auto tokens = [&] { return Tokens(5, 33); };
+  const auto tokens = [&] { return Tokens(5, 33); };  // to be called after Make, which sets the vocabulary
   Make("hf_sharded_f32", "bitnet-2b4t");
   const auto plain = TrainingDigests(*model_, tokens());
   Make("hf_sharded_f32", "bitnet-2b4t", {.ramp = {.from = 0.0, .steps = 10}});

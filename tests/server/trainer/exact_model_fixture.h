@@ -45,7 +45,7 @@ class ExactModelTest : public testing::Test {
     return *std::move(base);
   }
   data::MicroBatch Batch() const { return TwoSegments(config_.vocab_size); }
-  // Random values of an adapter, because B is 0 at the start and then has no effect.
+  // Sets random values. An adapter has no effect at the start, because its B is 0.
   static void SetValues(TrainingModel& model) {
     std::uint64_t seed = 0;
     for (Parameter& parameter : model.parameters()) {

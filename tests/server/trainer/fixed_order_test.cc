@@ -64,7 +64,8 @@ TEST_P(DenseLinearTest, GradientsAreThoseOfTheRoundedWeight) {
 
 INSTANTIATE_TEST_SUITE_P(Masters, DenseLinearTest, ::testing::Values(torch::kFloat32, torch::kBFloat16));
 
-// A frozen head has no panels: they are made in slices of its rows, the last of which is short and ends inside a panel.
+// A frozen head keeps no panels. The product makes them for a slice of its rows at a time; the last slice is short and
+// ends inside a panel.
 TEST_F(AutogradTest, LogitsOfAFrozenHeadHaveTheBitsOfPanels) {
   kernels::ThreadPool pool(3);
   DenseWeight trained, frozen;

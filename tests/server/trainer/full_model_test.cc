@@ -31,10 +31,10 @@ class FullModelTest : public testing::Test {
     base_ = *std::move(base);
   }
 
-  std::unique_ptr<FullModel> Make(bool bf16, bool checkpointing = false,
+  std::unique_ptr<FullModel> Make(bool bf16_compute, bool checkpointing = false,
                                   std::optional<std::uint64_t> random_seed = std::nullopt) {
     auto model = FullModel::Create(*base_,
-                                   {.bf16_compute = bf16,
+                                   {.bf16_compute = bf16_compute,
                                     .activation_checkpointing = checkpointing,
                                     .random_init = random_seed.has_value(),
                                     .init_seed = random_seed.value_or(0),
@@ -76,21 +76,24 @@ class FullModelTest : public testing::Test {
   std::unique_ptr<model::Artifact> base_;
 };
 
-TEST_F(FullModelTest, GradientsMatchFiniteDifferences) { ExpectFiniteDifferences(*Make(false), Batch()); }
+TEST_F(FullModelTest, GradientsMatchFiniteDifferences) {
+  ExpectFiniteDifferences(*Make(/*bf16_compute=*/false), Batch());
+}
 
 // The families have untied heads, biases, norms of heads, and norms within blocks.
 TEST_F(FullModelTest, GradientsOfEveryFamilyMatchFiniteDifferences) {
   for (const std::string family : {"llama3", "qwen2", "qwen3", "phi3", "bitnet"}) {
     SCOPED_TRACE(family);
     Import(family);
-    ExpectFiniteDifferences(*Make(false), Batch());
-    const PassResult kept = Run(*Make(true)), recomputed = Run(*Make(true, true));
+    ExpectFiniteDifferences(*Make(/*bf16_compute=*/false), Batch());
+    const PassResult kept = Run(*Make(/*bf16_compute=*/true)),
+                     recomputed = Run(*Make(/*bf16_compute=*/true, /*checkpointing=*/true));
     EXPECT_EQ(kept.gradients, recomputed.gradients);
   }
 }
 
 TEST_F(FullModelTest, ParametersStartAsTheWeightsOfTheBase) {
-  const auto model = Make(true);
+  const auto model = Make(/*bf16_compute=*/true);
   const std::vector<model::TensorSpec> tensors = model::RequiredTensors(base_->config());
   ASSERT_EQ(model->parameters().size(), tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -104,7 +107,7 @@ TEST_F(FullModelTest, ParametersStartAsTheWeightsOfTheBase) {
 TEST_F(FullModelTest, RandomWeightsHaveTheirDeviationAndDependOnTheSeed) {
   const auto values = [&](std::uint64_t seed) {
     std::vector<std::vector<float>> all;
-    const auto model = Make(true, false, seed);
+    const auto model = Make(/*bf16_compute=*/true, /*checkpointing=*/false, seed);
     for (const Parameter& p : model->parameters()) all.emplace_back(p.value.f32().begin(), p.value.f32().end());
     return all;
   };
@@ -129,7 +132,7 @@ TEST_F(FullModelTest, RandomWeightsHaveTheirDeviationAndDependOnTheSeed) {
 }
 
 TEST_F(FullModelTest, Bf16ProductsChangeLossAndGradientsLittle) {
-  const PassResult exact = Run(*Make(false)), rounded = Run(*Make(true));
+  const PassResult exact = Run(*Make(/*bf16_compute=*/false)), rounded = Run(*Make(/*bf16_compute=*/true));
   EXPECT_NE(exact.loss, rounded.loss);
   EXPECT_NEAR(exact.loss, rounded.loss, 0.01 * exact.loss);
   for (std::size_t i = 0; i < exact.gradients.size(); ++i) {
@@ -144,7 +147,7 @@ TEST_F(FullModelTest, Bf16ProductsChangeLossAndGradientsLittle) {
 
 TEST_F(FullModelTest, CheckpointingGivesTheSameBits) {
   for (const bool bf16 : {false, true}) {
-    const PassResult kept = Run(*Make(bf16)), recomputed = Run(*Make(bf16, true));
+    const PassResult kept = Run(*Make(bf16)), recomputed = Run(*Make(bf16, /*checkpointing=*/true));
     EXPECT_EQ(kept.loss, recomputed.loss);
     EXPECT_EQ(kept.gradients, recomputed.gradients);
   }
@@ -152,7 +155,7 @@ TEST_F(FullModelTest, CheckpointingGivesTheSameBits) {
 
 // The model that a job writes is f32, and so are its evaluations, whatever the compute type.
 TEST_F(FullModelTest, EvaluatesTheModelThatItWouldWrite) {
-  const auto model = Make(true);
+  const auto model = Make(/*bf16_compute=*/true);
   for (Parameter& parameter : model->parameters()) {
     for (float& value : parameter.value.f32()) value *= 1.001f;  // no longer bf16 values
   }
@@ -179,13 +182,13 @@ TEST_F(FullModelTest, ParametersInBF16HaveTheGradientsOfEqualOnesInF32) {
     if (!family.empty()) Import(family);
     const auto bf16 = FullModel::Create(*base_, {.bf16_parameters = true, .max_positions = 32}, stream_);
     ASSERT_TRUE(bf16.ok()) << bf16.status();
-    ExpectGradientsOfEqualF32Parameters(**bf16, *Make(true), Batch());
+    ExpectGradientsOfEqualF32Parameters(**bf16, *Make(/*bf16_compute=*/true), Batch());
   }
 }
 
 TEST_F(FullModelTest, PassStoppedAnywhereLeavesNothingBehind) {
   for (const bool checkpointing : {false, true}) {
-    const auto model = Make(true, checkpointing);
+    const auto model = Make(/*bf16_compute=*/true, checkpointing);
     cancel_.Restart(0);
     const PassResult whole = Run(*model);
     const int calls = cancel_.calls();
@@ -216,7 +219,9 @@ TEST_F(FullModelTest, ImportedRandomWeightsAreThoseOfTheSameSeed) {
   const auto imported = model::ImportModel(base::RealFileSystem(), source, directory, kernels::DType::kF32, options);
   ASSERT_TRUE(imported.ok()) << imported.status();
   base_ = *model::Artifact::Open(directory);
-  const auto read = Make(false), drawn = Make(false, false, 11), other = Make(false, false, 12);
+  const auto read = Make(/*bf16_compute=*/false);
+  const auto drawn = Make(/*bf16_compute=*/false, /*checkpointing=*/false, 11);
+  const auto other = Make(/*bf16_compute=*/false, /*checkpointing=*/false, 12);
   ASSERT_EQ(read->parameters().size(), drawn->parameters().size());
   std::size_t differ = 0;
   for (std::size_t i = 0; i < read->parameters().size(); ++i) {

@@ -232,9 +232,8 @@ TEST_P(Int8AdapterLinearTest, HasTheGradientsOfTheFormulaInPlainLoops) {
   const auto f64 = [](const Tensor& t) { return t.detach().to(torch::kFloat64).contiguous(); };
   const Tensor w = Weight64(), x = f64(Read()), a = f64(linear_.lora_a), b = f64(linear_.lora_b), g = f64(g_);
   Tensor dx = torch::zeros_like(x), da = torch::zeros_like(a), db = torch::zeros_like(b);
-  const auto at = [](Tensor& t) { return t.accessor<double, 2>(); };
-  Tensor wc = w, xc = x, ac = a, bc = b, gc = g;
-  auto W = at(wc), X = at(xc), A = at(ac), B = at(bc), G = at(gc), DX = at(dx), DA = at(da), DB = at(db);
+  const auto at = [](const Tensor& t) { return t.accessor<double, 2>(); };
+  auto W = at(w), X = at(x), A = at(a), B = at(b), G = at(g), DX = at(dx), DA = at(da), DB = at(db);
   for (std::int64_t t = 0; t < kRows; ++t) {
     for (std::int64_t n = 0; n < kOut; ++n) {
       for (std::int64_t k = 0; k < kIn; ++k) {

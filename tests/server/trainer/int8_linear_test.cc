@@ -103,7 +103,7 @@ TEST_F(Int8LinearTest, SwitchesSelectTheProductsThatStayFloat) {
   }
 }
 
-// Of both types of backward products. Where these are f32 on a CPU without AVX-512, they read the master widened.
+// Tests both types of backward products. Products in f32, as on a CPU without AVX-512, read the master widened to f32.
 TEST_F(Int8LinearTest, MasterInBf16GivesTheProductsOfAnEqualOneInF32) {
   for (const torch::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
     context_.scratch = torch::empty({0}, type);
@@ -132,8 +132,9 @@ TEST_F(Int8LinearTest, WeightGradientReadsTheRowsOfTheForwardProduct) {
   options.grad_weight = false;
   const Tensor read = QuantizeRows(x_, options.rows, context_).Values(context_.stream);
   EXPECT_EQ(read[3][5].item<float>(), 50.0f);
-  EXPECT_GT(Snr(Run(options, true).grad_weight, grad_y_.t().mm(read)), 100);
-  EXPECT_LT(Snr(Run(options, true).grad_weight, grad_y_.t().mm(x_)), 100);
+  const Tensor got = Run(options, /*as_rows=*/true).grad_weight;
+  EXPECT_GT(Snr(got, grad_y_.t().mm(read)), 100);
+  EXPECT_LT(Snr(got, grad_y_.t().mm(x_)), 100);
 }
 
 TEST_F(Int8LinearTest, AddsTheBiasAsServingDoes) {
@@ -161,12 +162,13 @@ TEST_F(Int8LinearTest, StochasticForwardProductIsRightOnAverage) {
   constexpr int kDraws = 400;
   Int8LinearOptions options;
   options.stochastic_forward = true;
+  const auto at_draw = [&](std::uint64_t draw) { return Run(options, /*as_rows=*/false, draw); };
   const auto mean_snr = [&] {
     Tensor sum = torch::zeros({24, 40});
-    for (int draw = 0; draw < kDraws; ++draw) sum += Run(options, false, static_cast<std::uint64_t>(draw)).y;
+    for (int draw = 0; draw < kDraws; ++draw) sum += at_draw(static_cast<std::uint64_t>(draw)).y;
     return Snr(sum / kDraws, x_.mm(weight_.t()));
   };
-  EXPECT_FALSE(torch::equal(Run(options, false, 5).y, Run(options, false, 6).y));
+  EXPECT_FALSE(torch::equal(at_draw(5).y, at_draw(6).y));
   // The noise of a mean of 400 is 26 dB lower than that of one draw.
   EXPECT_NEAR(mean_snr() - Snr(Run(options).y, x_.mm(weight_.t())), 26, 3);
   options.stochastic_forward = false;
@@ -177,21 +179,22 @@ TEST_F(Int8LinearTest, StochasticGradientsAreRightOnAverage) {
   Shape(24, 48, 40);
   Int8LinearOptions options;
   options.seed = 7;
+  const auto at_draw = [&](std::uint64_t draw) { return Run(options, /*as_rows=*/false, draw).grad_weight; };
   const Tensor nearest = Run(options).grad_weight;
   options.stochastic_gradients = true;
-  EXPECT_TRUE(torch::equal(Run(options, false, 5).grad_weight, Run(options, false, 5).grad_weight));
-  EXPECT_FALSE(torch::equal(Run(options, false, 5).grad_weight, Run(options, false, 6).grad_weight));
+  EXPECT_TRUE(torch::equal(at_draw(5), at_draw(5)));
+  EXPECT_FALSE(torch::equal(at_draw(5), at_draw(6)));
   // The mean tends to the product of the exact gradient and the rounded x: its noise falls with the number of draws.
   constexpr int kDraws = 400;
   Tensor sum = torch::zeros_like(nearest);
-  for (int draw = 0; draw < kDraws; ++draw) sum += Run(options, false, static_cast<std::uint64_t>(draw)).grad_weight;
+  for (int draw = 0; draw < kDraws; ++draw) sum += at_draw(static_cast<std::uint64_t>(draw));
   options.stochastic_gradients = false;
   const double one = Snr(Run(options).grad_weight, grad_y_.t().mm(x_));
   // The rounding of x stays: about half of the noise of a product whose operands are both rounded.
   EXPECT_GT(Snr(sum / kDraws, grad_y_.t().mm(x_)), one + 2);
   options.stochastic_gradients = true;
   options.seed = 8;
-  EXPECT_FALSE(torch::equal(Run(options, false, 5).grad_weight, nearest));
+  EXPECT_FALSE(torch::equal(at_draw(5), nearest));
 }
 
 }  // namespace

@@ -129,8 +129,9 @@ TEST_F(Int8MixedModelTest, MastersInBf16HaveTheGradientsOfEqualMastersInF32) {
       options.products.grad_input = (mask & 2) != 0;
       options.products.grad_weight = (mask & 4) != 0;
       const std::vector<int> targets = {0, 3, 6};  // the others stay float
-      ExpectGradientsOfEqualF32Parameters(*MakeFast(options.products, targets, /*bf16_compute=*/true, true),
-                                          *MakeFast(options.products, targets, true), Batch());
+      ExpectGradientsOfEqualF32Parameters(
+          *MakeFast(options.products, targets, /*bf16_compute=*/true, /*bf16_masters=*/true),
+          *MakeFast(options.products, targets, /*bf16_compute=*/true), Batch());
       if (!options.products.forward) continue;
       const auto f32 = Make(options);
       options.bf16_masters = true;
@@ -139,13 +140,13 @@ TEST_F(Int8MixedModelTest, MastersInBf16HaveTheGradientsOfEqualMastersInF32) {
   }
 }
 
-// The draws of the operands depend on neither the type of the masters nor on their step.
+// The draws of the operands depend neither on the type of the masters nor on their step.
 TEST_F(Int8MixedModelTest, MastersInBf16AreRoundedInProductsAsMastersInF32) {
   Int8LinearOptions how;
   how.stochastic_forward = how.stochastic_gradients = true;
   const std::vector<int> all = {0, 1, 2, 3, 4, 5, 6};
-  ExpectGradientsOfEqualF32Parameters(*MakeFast(how, all, /*bf16_compute=*/true, true), *MakeFast(how, all, true),
-                                      Batch(), /*draw=*/5);
+  ExpectGradientsOfEqualF32Parameters(*MakeFast(how, all, /*bf16_compute=*/true, /*bf16_masters=*/true),
+                                      *MakeFast(how, all, /*bf16_compute=*/true), Batch(), /*draw=*/5);
 }
 
 TEST_F(Int8MixedModelTest, StoreOfMastersInBf16DependsOnTheSeed) {
@@ -225,7 +226,7 @@ TEST_F(Int8MixedModelTest, PassStoppedAnywhereLeavesNothingBehind) {
   cancel_.Restart(0);
   const PassResult whole = Run(*model);
   const int calls = cancel_.calls();
-  EXPECT_GT(calls, 2 * 7);
+  EXPECT_GT(calls, 2 * 7);  // one for each linear of the two layers, in the forward pass alone
   for (int at = 1; at <= calls; ++at) {
     cancel_.Restart(at);
     EXPECT_EQ(model->ForwardBackward(Batch(), 1.0, 0).status().code(), absl::StatusCode::kCancelled) << at;

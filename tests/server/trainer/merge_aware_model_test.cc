@@ -155,7 +155,7 @@ TEST_F(MergeAwareModelTest, GradientsOfALinearAreThoseOfItsFormulas) {
   near(weight.lora_a.grad(), torch::mm(torch::mm(g64, b).t(), read) * weight.scaling);
 }
 
-// The backward pass of a linear needs less memory than one byte an element of the weight.
+// The backward pass of a linear needs less memory than one byte per element of the weight.
 TEST_F(MergeAwareModelTest, BackwardMakesNoGradientOfAWeight) {
   constexpr std::int64_t kSize = 1024, kRank = 4, kTokens = 8;
   const torch::Tensor codes = torch::zeros({kSize, kSize / 2}, torch::kUInt8),
@@ -189,7 +189,7 @@ TEST_F(MergeAwareModelTest, PassStoppedAnywhereLeavesNothingBehind) {
   cancel_.Restart(0);
   const auto whole = Gradients(*model);
   const int calls = cancel_.calls();
-  EXPECT_GT(calls, 2 * 7);
+  EXPECT_GT(calls, 2 * 7);  // one for each linear of the two layers, in the forward pass alone
   for (int at = 1; at <= calls; ++at) {
     cancel_.Restart(at);
     EXPECT_EQ(model->ForwardBackward(Batch(), 1.0, 0).status().code(), absl::StatusCode::kCancelled) << at;

@@ -79,7 +79,8 @@ TEST(OptimizerTest, AdamW8BitMatchesTorchao) {
   ExpectGolden("adamw_8bit", config, 4096, 100, 10 * 1.2e-7);
 }
 
-// Gradients whose sizes span four decades within a block, each present in one step of ten, as for rare tokens.
+// The sizes of the gradients span four decades within a block, and each gradient is present in one step of ten, as for
+// rare tokens.
 TEST(OptimizerTest, SteepBlockKeepsItsStepsShort) {
   constexpr std::int64_t kCount = 4096;
   constexpr double kLr = 1e-3;

@@ -23,7 +23,7 @@ class RecomputedRowsTest : public AutogradTest {
   static constexpr std::int64_t kTokens = 64, kIn = 64, kOut = 48, kRank = 4;
 
   RecomputedRowsTest() {
-    linear_.weight = FloatWeight::Make(Random({kOut, kIn}, 1), true);
+    linear_.weight = FloatWeight::Make(Random({kOut, kIn}, 1), /*bf16_compute=*/true);
     linear_.lora_a = Random({kRank, kIn}, 2).requires_grad_();
     linear_.lora_b = Random({kOut, kRank}, 3).requires_grad_();
     linear_.scaling = 2.0;
@@ -58,7 +58,7 @@ TEST_F(RecomputedRowsTest, RowsAreComputedOnceForAllReadersAndFreedWithTheLast) 
   for (std::size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(torch::equal(got[i], want[i])) << i;
 }
 
-TEST_F(RecomputedRowsTest, GraphWithoutABackwardPassFreesThem) {
+TEST_F(RecomputedRowsTest, GraphWithoutABackwardPassFreesTheRows) {
   auto rows = c10::make_intrusive<RecomputedRows>([&] { return x_.detach(); });
   const c10::weak_intrusive_ptr<RecomputedRows> watched(rows);
   {
@@ -169,8 +169,9 @@ TEST_F(RecomputedRowsTest, ProductAndAttentionAreRecomputedFromTheirCopies) {
 // Codes are made again as well: those of the norm of the kept copy, and those of recomputed rows.
 TEST_F(RecomputedRowsTest, ValuesOfCodesAreThoseOfTheKeptCopy) {
   const CodedRowOptions how = {.max_outliers = 2};
-  const CodedInput input = NormCodedInput(x_, norm_, kEps, how, context_, kBf16, true);
-  const CodedInput of_copy = NormCodedInput(Rounded(x_), norm_, kEps, how, context_, std::nullopt, true);
+  const CodedInput input = NormCodedInput(x_, norm_, kEps, how, context_, kBf16, /*recompute=*/true);
+  const CodedInput of_copy =
+      NormCodedInput(Rounded(x_), norm_, kEps, how, context_, /*kept=*/std::nullopt, /*recompute=*/true);
   EXPECT_TRUE(torch::equal(input.recomputed->Values(), of_copy.rows->Values(context_.stream)));
   EXPECT_FALSE(torch::equal(input.recomputed->Values(), input.rows->Values(context_.stream)));
   EXPECT_TRUE(torch::equal(of_copy.recomputed->Values(), of_copy.rows->Values(context_.stream))) << "in f32 exact";

@@ -24,8 +24,9 @@ using jobs::Control;
 using testing::FileText;
 using testing_support::Soon;
 
-// Acknowledges each line that it receives, with no regard to those before it, and answers with a command. A line of
-// these tests begins with its sequence. It acknowledges no line before receiving it: the reporter would not send it.
+// Acknowledges each line that it receives, even if earlier ones are missing, and answers with a command. A line of
+// these tests begins with its sequence. Never acknowledges a line that it has not received, because the reporter would
+// then not send that line.
 class Commander final : public v1::TrainerReportService::Service {
  public:
   grpc::Status Report(grpc::ServerContext*,
