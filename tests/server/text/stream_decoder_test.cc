@@ -284,21 +284,5 @@ TEST(StreamDecoderTest, NegativeIdsAreRefused) {
   EXPECT_EQ(decoder.Append(-1).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST(Utf8Test, EachMaximalInvalidPartBecomesOneReplacementCharacter) {
-  // Unicode 15, table 3-8 and its neighbours.
-  const auto take = [](std::string_view bytes) {
-    std::string text;
-    const std::size_t taken = base::TakeWholeCharacters(bytes, &text);
-    return text + "|" + std::string(bytes.substr(taken));
-  };
-  EXPECT_EQ(take("a\xC0\xAFz"), "a\uFFFD\uFFFDz|");
-  EXPECT_EQ(take("\xED\xA0\x80z"), "\uFFFD\uFFFD\uFFFDz|");
-  EXPECT_EQ(take("\xF0\x9F\xA6z"), "\uFFFDz|");
-  EXPECT_EQ(take("\xF4\x91\x92\x93z"), "\uFFFD\uFFFD\uFFFD\uFFFDz|");
-  EXPECT_EQ(take("z\xF0\x9F\xA6"), "z|\xF0\x9F\xA6");
-  EXPECT_EQ(take("\xE4\xBD"), "|\xE4\xBD");
-  EXPECT_EQ(take(""), "|");
-}
-
 }  // namespace
 }  // namespace nibble::text

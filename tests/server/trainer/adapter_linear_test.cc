@@ -65,7 +65,7 @@ class AdapterLinearTest : public AutogradTest {
   AdapterLinear linear_;
 };
 
-TEST_F(AdapterLinearTest, HasTheGradientsOfTheDequantizedFormula) { ExpectFormula(x_, Weight64(), kF32); }
+TEST_F(AdapterLinearTest, HasTheGradientsOfTheDequantizedFormula) { ExpectFormula(x_, Weight64(), kF32Bound); }
 
 // PEFT's DoRA: y = (m / n - 1) base(x) + (m / n) scaling B(A(x)), where n passes no gradient.
 TEST_F(AdapterLinearTest, DoraHasTheGradientsOfTheFormulaWithFixedNorms) {
@@ -75,14 +75,14 @@ TEST_F(AdapterLinearTest, DoraHasTheGradientsOfTheFormulaWithFixedNorms) {
   const auto f64 = [](const Tensor& t) { return t.detach().to(torch::kFloat64).requires_grad_(); };
   const Tensor x = f64(x_), a = f64(linear_.lora_a), b = f64(linear_.lora_b), m = f64(linear_.magnitude);
   const Tensor norms = (Weight64() + 2.0 * b.mm(a)).detach().norm(2, 1);
-  EXPECT_LT(Distance(linear_.norms, norms), kF32);
+  EXPECT_LT(Distance(linear_.norms, norms), kF32Bound);
   const Tensor base = x.mm(Weight64().t());
   const Tensor factor = m / norms;
   const Tensor want = base + bias_.to(torch::kFloat64) + (factor - 1) * base + factor * 2.0 * x.mm(a.t()).mm(b.t());
-  EXPECT_LT(Distance(y, want), kF32);
+  EXPECT_LT(Distance(y, want), kF32Bound);
   const auto got = Gradients(y, g_, {x_, linear_.lora_a, linear_.lora_b, linear_.magnitude});
   const auto wanted = Gradients(want, g_, {x, a, b, m});
-  for (std::size_t i = 0; i < wanted.size(); ++i) EXPECT_LT(Distance(got[i], wanted[i]), kF32) << i;
+  for (std::size_t i = 0; i < wanted.size(); ++i) EXPECT_LT(Distance(got[i], wanted[i]), kF32Bound) << i;
 }
 
 // A float weight in each type, with f32 and bf16 compute. With bf16 compute, forward products round an f32 weight to
@@ -97,7 +97,7 @@ TEST_F(AdapterLinearTest, FloatWeightHasTheGradientsOfTheFormula) {
         context_.scratch = torch::empty({kOut * kIn}, backward);
         linear_.weight = FloatWeight::Make(weight, bf16_compute);
         ExpectFormula(x_.detach().to(bf16_compute ? torch::kBFloat16 : torch::kFloat32), weight.to(torch::kFloat64),
-                      bf16_compute ? 0.02 : kF32);
+                      bf16_compute ? 0.02 : kF32Bound);
       }
     }
   }
@@ -116,8 +116,8 @@ TEST_F(AdapterLinearTest, FrozenFloatLinearPassesItsGradientOn) {
   const Tensor y = ApplyAdapterLinear(x_, linear_, std::nullopt, context_);
   const Tensor x = x_.detach().to(torch::kFloat64).requires_grad_();
   const Tensor want = x.mm(weight.to(torch::kFloat64).t()) + bias_.to(torch::kFloat64);
-  EXPECT_LT(Distance(y, want), kF32);
-  EXPECT_LT(Distance(Gradients(y, g_, {x_})[0], Gradients(want, g_, {x})[0]), kF32);
+  EXPECT_LT(Distance(y, want), kF32Bound);
+  EXPECT_LT(Distance(Gradients(y, g_, {x_})[0], Gradients(want, g_, {x})[0]), kF32Bound);
   EXPECT_EQ(support::KeptBytes([&] { return ApplyAdapterLinear(x_.clone(), linear_, std::nullopt, context_); }), 0)
       << "a frozen linear needs nothing but its weight";
 }
@@ -129,8 +129,8 @@ TEST_F(AdapterLinearTest, WithoutAnAdapterOnlyTheInputHasAGradient) {
   const Tensor y = ApplyAdapterLinear(x_, linear_, DropoutKey{3, 4}, context_);
   const Tensor x = x_.detach().to(torch::kFloat64).requires_grad_();
   const Tensor want = x.mm(Weight64().t()) + bias_.to(torch::kFloat64);
-  EXPECT_LT(Distance(y, want), kF32);
-  EXPECT_LT(Distance(Gradients(y, g_, {x_})[0], Gradients(want, g_, {x})[0]), kF32);
+  EXPECT_LT(Distance(y, want), kF32Bound);
+  EXPECT_LT(Distance(Gradients(y, g_, {x_})[0], Gradients(want, g_, {x})[0]), kF32Bound);
   // The first layers of a model get no gradient to pass on.
   EXPECT_FALSE(ApplyAdapterLinear(x_.detach(), linear_, std::nullopt, context_).requires_grad());
 }
@@ -158,7 +158,7 @@ TEST_F(AdapterLinearTest, DropoutDrawsTheSameMaskAgainAndGradientsUseIt) {
   EXPECT_LT(kept.sum().item<double>(), 2.0 * 7 * kOut);
   // dB = scaling * g^T (x * mask), compared in the columns whose mask is known.
   const Tensor want = 2.0 * g_.to(torch::kFloat64).t().mm(x_.detach().to(torch::kFloat64).narrow(1, 0, kOut) * kept);
-  EXPECT_LT(Distance(got[2].narrow(1, 0, kOut), want), kF32);
+  EXPECT_LT(Distance(got[2].narrow(1, 0, kOut), want), kF32Bound);
 }
 
 // The mask's 1 / (1 - p) is f32 for any compute type, and the product is rounded once. Here the weight is 0, and A and

@@ -43,6 +43,6 @@ class AutogradTest : public ::testing::Test {
   TrainingContext context_;
 };
 
-inline constexpr double kF32 = 2e-5;  // kernel and formula differ by some hundred roundings in f32 at most
+inline constexpr double kF32Bound = 2e-5;  // kernel and formula differ by some hundred roundings in f32 at most
 
 }  // namespace nibble::trainer

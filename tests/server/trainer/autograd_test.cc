@@ -22,11 +22,11 @@ TEST_F(AutogradTest, RmsNormHasTheGradientOfItsFormula) {
   const Tensor x64 = x.detach().to(torch::kFloat64).requires_grad_();
   const Tensor weight64 = weight.detach().to(torch::kFloat64).requires_grad_();
   const Tensor y64 = x64 * torch::rsqrt(x64.pow(2).mean(-1, true) + 1e-5) * weight64;
-  EXPECT_LT(Distance(y, y64), kF32);
+  EXPECT_LT(Distance(y, y64), kF32Bound);
   const auto got = Gradients(y, g, {x, weight});
   const auto want = Gradients(y64, g, {x64, weight64});
-  EXPECT_LT(Distance(got[0], want[0]), kF32);
-  EXPECT_LT(Distance(got[1], want[1]), kF32);
+  EXPECT_LT(Distance(got[0], want[0]), kF32Bound);
+  EXPECT_LT(Distance(got[1], want[1]), kF32Bound);
 }
 
 // RmsNormGradients must take the gradient to the weight from the kernel, which sums in a fixed order. torch's sums have
@@ -83,8 +83,8 @@ TEST_F(AutogradTest, BackwardPassOfRopeRotatesBack) {
   const Tensor heads = leaf64.view({5, 2, 8});
   const Tensor a = heads.narrow(2, 0, 4), b = heads.narrow(2, 4, 4);
   const Tensor y64 = torch::cat({a * table(cos) - b * table(sin), b * table(cos) + a * table(sin)}, 2).view({5, 16});
-  EXPECT_LT(Distance(y, y64), kF32);
-  EXPECT_LT(Distance(Gradients(y, g, {leaf})[0], Gradients(y64, g, {leaf64})[0]), kF32);
+  EXPECT_LT(Distance(y, y64), kF32Bound);
+  EXPECT_LT(Distance(Gradients(y, g, {leaf})[0], Gradients(y64, g, {leaf64})[0]), kF32Bound);
 }
 
 // The gradients of a repeated token are added in the order of its occurrences, for any number of threads.
@@ -110,10 +110,10 @@ TEST_F(AutogradTest, GatedMulHasTheGradientOfItsFormula) {
   const Tensor gate64 = gate.detach().to(torch::kFloat64).requires_grad_(),
                up64 = up.detach().to(torch::kFloat64).requires_grad_();
   const Tensor y64 = torch::silu(gate64) * up64;
-  EXPECT_LT(Distance(y, y64), kF32);
+  EXPECT_LT(Distance(y, y64), kF32Bound);
   const auto got = Gradients(y, g, {gate, up}), want = Gradients(y64, g, {gate64, up64});
-  EXPECT_LT(Distance(got[0], want[0]), kF32);
-  EXPECT_LT(Distance(got[1], want[1]), kF32);
+  EXPECT_LT(Distance(got[0], want[0]), kF32Bound);
+  EXPECT_LT(Distance(got[1], want[1]), kF32Bound);
 }
 
 // The result has the bits of an f32 graph; the gradients are those at inputs rounded to bf16.
@@ -153,7 +153,7 @@ TEST_F(AutogradTest, ChunkedLossIsCrossEntropyOverTheRowsWithATarget) {
   EXPECT_NEAR(sum, want.item<double>(), 1e-4 * want.item<double>());
   EXPECT_NEAR(loss.item<double>(), 0.25 * sum, 1e-9 * sum);
   const Tensor got = torch::autograd::grad({loss}, {hidden})[0];
-  EXPECT_LT(Distance(got, 0.25 * torch::autograd::grad({want}, {hidden64})[0]), kF32);
+  EXPECT_LT(Distance(got, 0.25 * torch::autograd::grad({want}, {hidden64})[0]), kF32Bound);
   EXPECT_EQ(got.index_select(0, torch::tensor({0, 7, 14})).abs().max().item<float>(), 0.0f);
 }
 

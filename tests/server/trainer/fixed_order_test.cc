@@ -52,12 +52,12 @@ TEST_P(DenseLinearTest, GradientsAreThoseOfTheRoundedWeight) {
     if (has_bias) leaves.push_back(bias_);
     const std::vector<Tensor> got = Gradients(y, g, leaves);
     const Tensor g64 = g.to(torch::kFloat64);
-    EXPECT_LT(Distance(got[0], g64.mm(weight_.served.to(torch::kFloat64))), kF32);
+    EXPECT_LT(Distance(got[0], g64.mm(weight_.served.to(torch::kFloat64))), kF32Bound);
     EXPECT_EQ(got[1].scalar_type(), GetParam());
     EXPECT_LT(Distance(got[1], g64.t().mm(x_.detach().to(torch::kFloat64))),
-              GetParam() == torch::kBFloat16 ? 0x1p-8 : kF32);
+              GetParam() == torch::kBFloat16 ? 0x1p-8 : kF32Bound);
     if (has_bias) {
-      EXPECT_LT(Distance(got[2], g64.sum(0)), kF32);
+      EXPECT_LT(Distance(got[2], g64.sum(0)), kF32Bound);
     }
   }
 }

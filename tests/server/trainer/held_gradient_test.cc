@@ -28,7 +28,7 @@ TEST_F(HeldGradientTest, OnlyAnF32GradientIsAddedTo) {
   EXPECT_TRUE(torch::equal(AddOrReturnProduct(parameter, a, b, context_.stream), product));
   parameter.mutable_grad() = torch::ones({7, 13});
   EXPECT_FALSE(AddOrReturnProduct(parameter, a, b, context_.stream).defined());
-  EXPECT_LT(Distance(parameter.grad(), product + 1), kF32);
+  EXPECT_LT(Distance(parameter.grad(), product + 1), kF32Bound);
 
   Tensor bf16 = parameter.detach().to(torch::kBFloat16).requires_grad_();
   bf16.mutable_grad() = torch::ones({7, 13}, torch::kBFloat16);

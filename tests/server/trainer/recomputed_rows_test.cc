@@ -15,7 +15,7 @@ namespace {
 
 using torch::Tensor;
 
-constexpr auto kF32Type = torch::kFloat32, kBf16 = torch::kBFloat16;
+constexpr auto kF32 = torch::kFloat32, kBf16 = torch::kBFloat16;
 constexpr double kEps = 1e-5;
 
 class RecomputedRowsTest : public AutogradTest {
@@ -33,7 +33,7 @@ class RecomputedRowsTest : public AutogradTest {
   }
 
   Tensor Apply(const FloatInput& input) { return ApplyAdapterLinear(input, linear_, std::nullopt, context_); }
-  static Tensor Rounded(const Tensor& x) { return x.detach().to(kBf16).to(kF32Type); }
+  static Tensor Rounded(const Tensor& x) { return x.detach().to(kBf16).to(kF32); }
 
   AdapterLinear linear_;
   Tensor x_, norm_, g_;
@@ -71,7 +71,7 @@ TEST_F(RecomputedRowsTest, InF32GradientsHaveTheBitsOfRowsThatAreKept) {
   const auto gradients = [&](const FloatInput& input) {
     return Gradients(Apply(input), g_, {x_, norm_, linear_.lora_a, linear_.lora_b});
   };
-  const auto got = gradients(ApplyRmsNormToInput(x_, norm_, kEps, context_, kF32Type));
+  const auto got = gradients(ApplyRmsNormToInput(x_, norm_, kEps, context_, kF32));
   const auto want = gradients(ApplyRmsNorm(x_, norm_, kEps, context_));
   for (std::size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(torch::equal(got[i], want[i])) << i;
 
@@ -79,7 +79,7 @@ TEST_F(RecomputedRowsTest, InF32GradientsHaveTheBitsOfRowsThatAreKept) {
   const auto of_trained = [&](const FloatInput& input) {
     return Gradients(ApplyFloatLinear(input, trained, context_), g_, {x_, norm_, trained.master});
   };
-  const auto got_trained = of_trained(ApplyRmsNormToInput(x_, norm_, kEps, context_, kF32Type));
+  const auto got_trained = of_trained(ApplyRmsNormToInput(x_, norm_, kEps, context_, kF32));
   const auto want_trained = of_trained(ApplyRmsNorm(x_, norm_, kEps, context_));
   for (std::size_t i = 0; i < want_trained.size(); ++i) {
     EXPECT_TRUE(torch::equal(got_trained[i], want_trained[i])) << i;
@@ -103,7 +103,7 @@ TEST_F(RecomputedRowsTest, InBf16TheGradientReadsTheNormOfTheKeptCopy) {
 
 // The memory of the input is free again as soon as no handle refers to it, although the graph still stands.
 TEST_F(RecomputedRowsTest, GraphDoesNotKeepTheInput) {
-  for (const torch::ScalarType type : {kF32Type, kBf16}) {
+  for (const torch::ScalarType type : {kF32, kBf16}) {
     const auto is_free = [&](FloatInput input) {
       const Tensor y = Apply(input);
       const void* memory = input.x.data_ptr();
@@ -122,7 +122,7 @@ TEST_F(RecomputedRowsTest, DropoutDropsTheRecomputedRows) {
   const auto gradients = [&](const FloatInput& input) {
     return Gradients(ApplyAdapterLinear(input, linear_, DropoutKey{3, 4}, context_), g_, {x_, linear_.lora_a});
   };
-  const auto got = gradients(ApplyRmsNormToInput(x_, norm_, kEps, context_, kF32Type));
+  const auto got = gradients(ApplyRmsNormToInput(x_, norm_, kEps, context_, kF32));
   const auto want = gradients(ApplyRmsNorm(x_, norm_, kEps, context_));
   for (std::size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(torch::equal(got[i], want[i])) << i;
 }
@@ -147,7 +147,7 @@ TEST_F(RecomputedRowsTest, TransientMemoryServesEveryTypeThatFits) {
 TEST_F(RecomputedRowsTest, ProductAndAttentionAreRecomputedFromTheirCopies) {
   const Tensor gate = Random({kTokens, kIn}, 8), up = Random({kTokens, kIn}, 9);
   const auto activation = kernels::Activation::kSilu;
-  for (const torch::ScalarType type : {kF32Type, kBf16}) {
+  for (const torch::ScalarType type : {kF32, kBf16}) {
     const FloatInput product = ApplyGatedMulToInput(activation, gate, up, context_, type, kBf16);
     EXPECT_TRUE(torch::equal(product.x, ApplyGatedMul(activation, gate, up, context_, type)));
     EXPECT_TRUE(torch::equal(product.recomputed->Values(),
@@ -159,11 +159,11 @@ TEST_F(RecomputedRowsTest, ProductAndAttentionAreRecomputedFromTheirCopies) {
   const auto segments = PagedSegments::Create(config, kernels::DType::kBF16, {0, kTokens});
   ASSERT_TRUE(segments.ok()) << segments.status();
   const auto attend = [&](torch::ScalarType kept) {
-    return ApplySegmentAttentionToInput(x_, gate, up, **segments, 4, 4, context_, kF32Type, kept);
+    return ApplySegmentAttentionToInput(x_, gate, up, **segments, 4, 4, context_, kF32, kept);
   };
   const FloatInput mixed = attend(kBf16);
   EXPECT_TRUE(torch::equal(mixed.recomputed->Values(), Rounded(mixed.x)));
-  EXPECT_FALSE(attend(kF32Type).recomputed.defined()) << "with a bf16 cache, an f32 graph does not keep the result";
+  EXPECT_FALSE(attend(kF32).recomputed.defined()) << "with a bf16 cache, an f32 graph does not keep the result";
 }
 
 // Codes are made again as well: those of the norm of the kept copy, and those of recomputed rows.
@@ -177,7 +177,7 @@ TEST_F(RecomputedRowsTest, ValuesOfCodesAreThoseOfTheKeptCopy) {
   EXPECT_TRUE(torch::equal(of_copy.recomputed->Values(), of_copy.rows->Values(context_.stream))) << "in f32 exact";
 
   const FloatInput product =
-      ApplyGatedMulToInput(kernels::Activation::kSilu, x_.detach(), x_.detach(), context_, kF32Type, kBf16);
+      ApplyGatedMulToInput(kernels::Activation::kSilu, x_.detach(), x_.detach(), context_, kF32, kBf16);
   const CodedInput coded = WithRows({product, nullptr}, how, context_);
   const CodedRows again = QuantizeRows(product.recomputed->Values(), how, context_);
   EXPECT_TRUE(torch::equal(coded.recomputed->Values(), again.Values(context_.stream)));
