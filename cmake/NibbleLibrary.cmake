@@ -115,6 +115,7 @@ function(nibble_test)
   if(NIBBLE_SANITIZE STREQUAL "thread")
     target_sources(${ARG_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/tests/support/tsan_grpc.cc)
   endif()
+  # Idle threads of OpenMP (oneDNN's, torch's) would spin on the processors that other tests need.
   gtest_discover_tests(${ARG_NAME} DISCOVERY_TIMEOUT 120 TEST_PREFIX "${prefix}"
-    PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${timeout})
+    PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${timeout} ENVIRONMENT OMP_WAIT_POLICY=passive)
 endfunction()

@@ -21,6 +21,7 @@ export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
 logs=$TMPDIR/logs
 mkdir "$logs"
+export OMP_WAIT_POLICY=passive # as nibbled sets it: idle OpenMP threads would spin, and half of the time is theirs
 run_part() {
   local program=$1 part=$2 log=$3/$1.$2
   GTEST_TOTAL_SHARDS=$parts GTEST_SHARD_INDEX=$part "build/release/bin/$program" --gtest_brief=1 >"$log" 2>&1 ||

@@ -79,7 +79,6 @@ class HostileRequestsTest : public AppTest {
     if (!std::filesystem::exists(root_)) Plant();
     options.import_root = root_;
     options.trainer_path = directory_ + "/trainer";
-    options.threads = 1;  // thousands of small steps, which a second thread would only make wait
     return options;
   }
   // Makes ways out of the import root with a secret behind each, models that every import refuses, and a trainer that
