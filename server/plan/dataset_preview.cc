@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <span>
 #include <string_view>
+#include <utility>
 
 #include "server/base/error.h"
 #include "server/base/files.h"
@@ -31,12 +32,12 @@ struct Reading {
   data::TokenizeOptions options;
 };
 
-absl::StatusOr<Reading> ReadingOf(const store::StoredDataset& stored, const model::ModelConfig& config,
+// `format`: of the dataset, unless the options give another.
+absl::StatusOr<Reading> ReadingOf(data::RowFormat format, const model::ModelConfig& config,
                                   const PreviewOptions& options) {
   if (options.num_rows < 1 || options.num_rows > kMaxRows) {
     return FieldError("n", StrCat("is ", options.num_rows, ", wanted 1 to ", kMaxRows));
   }
-  NIBBLE_ASSIGN_OR_RETURN(data::RowFormat format, registry::FormatOf(stored));
   if (options.data.format.has_value()) {
     NIBBLE_ASSIGN_OR_RETURN(format, data::ParseRowFormat(*options.data.format));
   }
@@ -167,8 +168,8 @@ class Preview {
 absl::StatusOr<PreviewSummary> PreviewDataset(const store::StoredDataset& stored, const registry::ModelText& model,
                                               const PreviewOptions& options, const PreviewBounds& bounds,
                                               const TakePreviewRow& take) {
-  NIBBLE_ASSIGN_OR_RETURN(const Reading reading, ReadingOf(stored, model.config, options));
   NIBBLE_ASSIGN_OR_RETURN(const registry::DatasetMeta meta, registry::MetaOf(stored));
+  NIBBLE_ASSIGN_OR_RETURN(const Reading reading, ReadingOf(meta.format, model.config, options));
   NIBBLE_ASSIGN_OR_RETURN(const auto file, base::MappedFile::Open(stored.data_path));
   Preview preview(model, reading, options.num_rows, bounds, take);
   NIBBLE_RETURN_IF_ERROR(preview.Read(file->text()));

@@ -72,7 +72,7 @@ class ModelUpload final : public TrackedUpload<v1::UploadModelRequest, v1::Uploa
 // Fill(), another Fill() follows.
 constexpr std::size_t kChunksAhead = 16;
 // For --min_read_rate, 64 KiB of a download count as one message of an answer.
-constexpr double kChunksPerMessage = 0.25;
+constexpr double kChunksPerMessage = (64 << 10) / static_cast<double>(registry::ExportReader::kPieceBytes);
 
 // One download. Fill() pushes up to kChunksAhead chunks. The stream calls Fill() again when the reader has taken them.
 class Download : public std::enable_shared_from_this<Download> {
