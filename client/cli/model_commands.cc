@@ -413,8 +413,8 @@ void WarnOfAnUnusableBase(Session& session, const ExportOptions& options) {
   if (!model.ok() || named.empty() || named != model->base_model()) return;
   session.terminal.err << Printable(
       base::StrCat("warning: adapter_config.json names the base ", named,
-                   ", which only this server knows. Export the base too (--format hf) and "
-                   "pass it to PeftModel.from_pretrained\n"));
+                   ", which only this server knows: export the base too (--format hf, after `models convert --to bf16` "
+                   "if it is quantized), load it and pass it to PeftModel.from_pretrained\n"));
 }
 
 absl::Status Export(Session& session, const ExportOptions& options) {

@@ -103,7 +103,8 @@ StepEvent DecodeStep(const base::Json& fields);
 EvalEvent DecodeEval(const base::Json& fields);
 Runtime DecodeRuntime(const base::Json& fields);
 
-// The name of a field in the JSON form, for a StepEvent's or EvalEvent's numbers.
+// The key of an optional field in the JSON form, such as "grad_norm". For the numbers of StepEvent, and the real
+// numbers of EvalEvent.
 template <typename Event, typename Value>
 const char* NameOf(std::optional<Value> Event::* field);
 

@@ -47,6 +47,7 @@ void Derive(Json& progress) {
   if (max_steps > 0 && step_ms > 0) progress["eta_s"] = std::max(0.0, max_steps - step) * step_ms / 1000.0;
 }
 
+// A figure that comes from a field of a step has the key of that field.
 void TakeStep(Json& progress, const StepEvent& step) {
   const auto set = [&](auto field) { Set(progress, NameOf(field), step.*field); };
   const auto add = [&](auto field) { Add(progress, NameOf(field), step.*field); };
