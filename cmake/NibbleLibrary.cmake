@@ -29,8 +29,8 @@ function(nibble_unity target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${NIBBLE_UNITY} UNITY_BUILD_BATCH_SIZE 4)
 endfunction()
 
-# nibble_program_pch(TARGET SET): a program takes a set of precompiled headers. gcc accepts one only with the option
-# with which it was compiled: -fPIE for the sets of tests, which is the default of programs, -fPIC for those of
+# nibble_program_pch(TARGET SET): lets a program use a set of precompiled headers. gcc accepts a precompiled header only
+# in code compiled with the same option: -fPIE (the default for programs) for the sets of tests, -fPIC for the sets of
 # libraries.
 function(nibble_program_pch target set)
   target_precompile_headers(${target} REUSE_FROM nibble_pch_${set})
@@ -86,7 +86,8 @@ endfunction()
 
 # nibble_test(NAME plan_test SRCS ... DEPS ... [LABELS unit] [DEFINITIONS ...] [PCH tests]): a GoogleTest program. Each
 # test case is a CTest test of its own, so that CTest shows which were skipped. PCH: a set whose name ends in "tests",
-# or one of the libraries. Tests are compiled with NIBBLE_COLD_OPTIONS, because that takes longer than running them.
+# or one of the libraries. Tests are compiled with NIBBLE_COLD_OPTIONS, because compiling them takes longer than running
+# them.
 function(nibble_test)
   cmake_parse_arguments(ARG "" "NAME;PCH" "SRCS;DEPS;LABELS;DEFINITIONS" ${ARGN})
   if(NOT ARG_PCH)

@@ -1,4 +1,5 @@
-// The operations of Vec16Avx2, with the same bits, in one AVX-512 register; include only from *_avx512.cc.
+// The operations of Vec16Avx2, with the same bits, in one AVX-512 register; vec16_avx2.h describes them. Include only
+// from *_avx512.cc.
 #pragma once
 #include <immintrin.h>
 

@@ -41,7 +41,7 @@ struct StepEvent {
   std::optional<std::int64_t> step{}, max_steps{};
   std::optional<double> loss{}, lr{}, grad_norm{};  // loss in nats per token; grad_norm before clipping
   std::optional<double> epoch{};                    // whole passes over the data
-  std::optional<double> epochs_done{};              // passes as a fraction
+  std::optional<double> epochs_done{};              // passes, with the done share of the current one
   std::optional<std::int64_t> tokens{}, trainable_tokens{};
   std::optional<double> tokens_per_s{}, step_ms{};
   std::optional<std::int64_t> kernel_launches{}, peak_memory_bytes{};

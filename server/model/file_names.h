@@ -1,6 +1,6 @@
-// The names of the files in a model's directory: in our artifacts (server/model/artifact.h), and where they are the
-// same, in the directories of Hugging Face that are imported and exported. A name that only one format uses is
-// declared beside that format.
+// Names of files in a model's directory. Artifacts (server/model/artifact.h) use all of these names. Hugging Face
+// directories that are imported or exported use all except nibble.json. Names of other files are declared beside the
+// code that reads or writes them.
 #pragma once
 
 namespace nibble::model {

@@ -1,4 +1,4 @@
-// The source of an import, independent of the file format. Included by server/model/*.cc only.
+// The source of an import, independent of the file format. Only server/model/*.cc and tests include it.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -22,7 +22,8 @@ class WeightSource {
   virtual ~WeightSource() = default;
 
   const ModelConfig& config() const { return config_; }
-  const std::map<std::string, std::string>& files() const { return files_; }  // companions: name -> content
+  // Contents of the files of kCompanionFiles (artifact_writer.h) that the source has, by name.
+  const std::map<std::string, std::string>& files() const { return files_; }
   const std::vector<std::string>& ignored_tensors() const { return ignored_tensors_; }
   const char* kind() const { return kind_; }  // "huggingface", "gguf", "random"
 
@@ -53,10 +54,12 @@ class WeightSource {
   std::vector<LinearKind> float_linears_;
 };
 
-// Both check that every required tensor is present with its shape, and refuse unknown tensors.
+// These two check that every required tensor is present with its shape, and refuse any other tensor, except redundant
+// ones such as stored rotary tables.
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenHfDirectory(base::FileSystem& files, const std::string& directory);
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenGgufModel(const std::string& path);
-// Draws the weights. `init` is borrowed.
+// Reads the configuration and, unless init.train_tokenizer makes one, the tokenizer from `directory`. Draws the
+// weights. `init` must outlive the source.
 absl::StatusOr<std::unique_ptr<WeightSource>> MakeRandomModel(base::FileSystem& files, const std::string& directory,
                                                               const RandomInit& init);
 

@@ -31,7 +31,8 @@ absl::StatusOr<model::ModelConfig> ReadConfig(const std::string& directory) {
   return model::ParseHfConfig(config);
 }
 
-// Whether a file that TextCache reads differs from the published one. A template that never compiled is not damage.
+// Whether the model is damaged: an invalid manifest, any file of the wrong size, or changed content in a file that
+// TextCache reads. An unchanged file that cannot be loaded, such as a template that does not compile, is not damage.
 bool Altered(const std::string& directory) {
   const auto manifest = store::CheckSizes(base::RealFileSystem(), directory);
   if (!manifest.ok()) return store::SaysDamaged(manifest.status());

@@ -1,4 +1,4 @@
-"""Commands that test_main_job.py does not use, on a real server. client/cli/app.h lists the exit codes."""
+"""Commands and options that the main job (test_main_job.py) does not cover, on a real server. client/cli/app.h lists the exit codes."""
 import datetime
 import json
 import re

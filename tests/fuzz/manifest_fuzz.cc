@@ -1,5 +1,5 @@
-// F2: the files that describe the files and tensors of a directory: manifest.json, model.safetensors.index.json,
-// nibble.json and adapter_config.json.
+// F2 (docs/faults.md): the files that describe the files and tensors of a directory: manifest.json,
+// model.safetensors.index.json, nibble.json and adapter_config.json.
 #include <memory>
 #include <string>
 #include <utility>

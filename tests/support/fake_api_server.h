@@ -64,7 +64,7 @@ class FakeApiServer {
   void Fail(int n, RequestKind kind, const ApiFault& fault);
   // Forgets faults that have not happened yet.
   void ClearFaults();
-  // From now on, requests other than watches are carried out but get no answer before Release. Call once.
+  // From now on, requests other than watches are carried out but get no answer before Release. Cannot be undone.
   void Hold();
   // Answers the first `n` held requests.
   void Release(int n);
@@ -82,7 +82,7 @@ class FakeApiServer {
   std::vector<ApiServerRequest> requests() const;
   int CountOf(RequestKind kind) const;
   int num_connections() const;  // accepted so far whose TLS handshake succeeded
-  // Open now. A watch counts from when its request is counted until either side ends it.
+  // Open now. A watch is open from when requests() contains its request until either side ends it.
   int num_watches() const;
 
  private:

@@ -143,8 +143,9 @@ struct Dot {
   }
 
   // The weights of the even and of the odd elements of a strip. A permute reads five bits of an index. With one scale,
-  // the table holds its sixteen values twice, so the fifth bit does not matter. With two, it holds the values of the
-  // first 32 elements, then those of the last 32. These are in the upper lanes, whose indices have the fifth bit set.
+  // the table holds its sixteen values twice, so the fifth bit does not matter. With two, it holds sixteen values for
+  // the first 32 elements, then sixteen for the last 32. The last 32 elements are in the upper lanes, whose indices
+  // have the fifth bit set.
   template <int kScales>
   NIBBLE_BF16_DOT static void Weights(__m512i byte, const float* absmax, __m512i* even, __m512i* odd) {
     if constexpr (kScales == 1) {

@@ -30,8 +30,8 @@ TEST_F(WeightOnlyTest, ModelHasTheCodesOfTheInt8Model) {
   EXPECT_EQ(base::ReasonMetadata(status)["field"], "act_outliers");
 }
 
-// Other models have the nibble.json that earlier versions wrote. Earlier versions refuse a weight-only model instead of
-// serving it with int8 activations.
+// An int8 model that is not weight-only keeps version 1 of nibble.json, which earlier versions of the program read.
+// Those programs refuse version 2, instead of serving a weight-only model with int8 activations.
 TEST(WeightOnlyInfoTest, OnlyWeightOnlyModelsHaveVersionTwo) {
   model::ArtifactInfo info;
   info.format = Format::kInt8;
