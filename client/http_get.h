@@ -14,7 +14,7 @@ struct HttpReply {
 };
 
 // GET http://HOST:PORT/path on a new connection. `timeout` does not cover the name lookup of HOST. A body has at most
-// 64 MiB. Errors: InvalidArgument (address has no port), Unavailable (no complete response in time).
+// 64 MiB. Errors: InvalidArgument (`address` is not HOST:PORT), Unavailable (no complete response in time).
 absl::StatusOr<HttpReply> HttpGet(const std::string& address, const std::string& path, absl::Duration timeout);
 
 }  // namespace nibble::client

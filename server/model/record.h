@@ -1,5 +1,5 @@
-// record.bin: digests of the logits that a promised artifact gave when it was made; `models verify` replays them
-// (docs/numerics.md 10).
+// record.bin: digests of the logits of a model whose logits are promised to be exact (docs/glossary.md: promise). They
+// are stored when the model is made; `models verify` computes the logits again and compares (docs/numerics.md 10).
 #pragma once
 #include <cstdint>
 #include <string>
@@ -24,7 +24,7 @@ struct RecordSequence {
 };
 
 struct Record {
-  kernels::DeviceKind device = kernels::DeviceKind::kCpu;  // logits are promised within one kind
+  kernels::DeviceKind device = kernels::DeviceKind::kCpu;  // equal bits are promised only on this kind
   std::string weights_digest;                              // of the artifact that gave the logits
   std::vector<RecordSequence> sequences;
 
@@ -37,7 +37,7 @@ std::string RowDigest(const float* logits, std::int64_t vocab_size);
 // Little-endian: "NBLREC1\0", u32 device, 64 hex digits of the weights, u32 number of sequences; for each sequence u32
 // number of tokens, i32 ids, 64 hex digits per row; at the end 64 hex digits: the SHA-256 of all bytes before.
 std::string SerializeRecord(const Record& record);
-// DataLoss when the checksum or a length does not match.
+// DataLoss (CORRUPT_ARTIFACT) if the bytes are not a whole record with a matching checksum.
 absl::StatusOr<Record> ParseRecord(std::string_view bytes);
 
 absl::Status WriteRecord(base::FileSystem& files, const std::string& directory, const Record& record);

@@ -29,7 +29,8 @@ class UploadSink {
   // Called before the first message. The sink may call `end` at any time, from any thread, to end the stream.
   virtual void Attach(const Call& call, End end) = 0;
   // The stream ended without a last message and without an error of the sink: the connection was lost, the client ended
-  // it, or it became too old. Called at most once, before the sink is destroyed.
+  // it, or it became too old. Not called for a stream of too many messages. Called at most once, before the sink is
+  // destroyed.
   virtual void Lost() = 0;
   // True: `message` was the last one, and the response is filled.
   virtual absl::StatusOr<bool> Take(const Request& message) = 0;

@@ -63,7 +63,7 @@ class TokensTest : public ::testing::Test {
   registry::ModelText model_;
   v1::TokenizeRequest tokenize_;
   v1::DetokenizeRequest detokenize_;
-  std::string rendered_;  // a chat
+  std::string rendered_;  // a chat as its template renders it
   int asked_ = 0;
 };
 
@@ -104,23 +104,28 @@ TEST_F(TokensTest, WorkOnAnAnswerThatIsTooLargeEndsAtOnce) {
   tokenize_.set_text(std::string(10'000, 't'));
   v1::TokenizeResponse tokens;
   EXPECT_EQ(base::Reason(Tokenize(tokenize_, "", model_, narrow, &tokens)), "MESSAGE_TOO_LARGE");
-  EXPECT_LE(asked, 35) << "an id, a tag, a length and a letter are at least 4 bytes, an answer has 100";
+  EXPECT_EQ(asked, 27) << "once before the text is encoded, then before each of 26 tokens: 25 tokens fill 100 bytes, "
+                          "because each is an id, a tag, a length and a letter, 4 bytes";
 }
 
-// C2 (docs/faults.md): no model limits the number of tokens of this text, but the text is not encoded entirely if the
-// answer cannot hold its tokens.
+// C2 (docs/faults.md): Tokenize does not limit a text to the context length of a model, but it does not encode all of
+// the text if the answer cannot hold its tokens.
 TEST_F(TokensTest, TextOfMoreTokensThanAnAnswerHoldsIsNotEncodedEntirely) {
-  const std::string large(1 << 20, 't');
+  const std::string large(1 << 20, 't');  // one token per byte
   v1::TokenizeResponse tokens;
   int asked = 0;
-  const AnswerBounds narrow{.cancelled = [&asked] { return ++asked < 0; }, .max_bytes = 10'000};
+  AnswerBounds narrow{.cancelled = [&asked] { return ++asked < 0; }, .max_bytes = 10'000};
   tokenize_.set_text(large);
   EXPECT_EQ(base::Reason(Tokenize(tokenize_, "", model_, narrow, &tokens)), "MESSAGE_TOO_LARGE");
-  EXPECT_LE(asked, 2) << "parts of 32 KiB";
+  EXPECT_EQ(asked, 0) << "3333 tokens of at most 5 bytes cannot hold 1 MiB, so nothing is encoded";
+  // 233,333 tokens of 5 bytes could hold 1 MiB, so parts are encoded until they have too many tokens.
+  narrow.max_bytes = 700'000;
+  EXPECT_EQ(base::Reason(Tokenize(tokenize_, "", model_, narrow, &tokens)), "MESSAGE_TOO_LARGE");
+  EXPECT_LT(asked, 16) << "one check before each part, and the text has 32 parts of 32 KiB";
   asked = 0;
   tokenize_.mutable_chat();
   EXPECT_EQ(base::Reason(Tokenize(tokenize_, large, model_, narrow, &tokens)), "MESSAGE_TOO_LARGE");
-  EXPECT_LE(asked, 2);
+  EXPECT_LT(asked, 16);
   EXPECT_EQ(tokens.token_ids_size(), 0);
   const AnswerBounds bytes{.cancelled = {}, .max_bytes = 10'000, .max_text_bytes = 1000};
   EXPECT_EQ(base::Reason(Tokenize(tokenize_, large, model_, bytes, &tokens)), "PROMPT_TOO_LONG");

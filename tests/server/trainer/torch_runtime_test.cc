@@ -37,7 +37,8 @@ TEST(TorchLibraryTest, Bf16WeightIsWidenedInSlices) {
         ASSERT_TRUE(status.ok()) << status;
         peak = memory.peak_bytes();
       }
-      // A slice has 4096 outputs (model::kWidenedRows).
+      // A slice has 4096 outputs (model::kWidenedRows), with their weights and products in f32. The bound has room for
+      // 5000 outputs, and for x in f32.
       EXPECT_LE(peak, 5000 * (kInputs + kRows) * 4 + 4096) << "the whole weight takes " << kOutputs * kInputs * 4;
       // The product with the whole weight, which torch sums in f32 but possibly in another order.
       const Tensor product = torch::mm(x.to(torch::kFloat32), w.to(torch::kFloat32).t());
@@ -69,7 +70,7 @@ TEST(CountOperatorsTest, NamesAreThoseOfOperatorsNotOfClassesOfAutograd) {
   EXPECT_EQ(counts["torch:mm"], 2u) << "forward, and the gradient of x";
 }
 
-// at::parallel_for uses several threads only if our own file is compiled with OpenMP.
+// at::parallel_for, a template, uses several threads only if torch_runtime.cc, which calls it, is compiled with OpenMP.
 TEST(TorchThreadPoolTest, SplitsTheRangeAmongTorchsThreads) {
   at::set_num_threads(3);
   const auto pool = MakeTorchThreadPool();

@@ -38,7 +38,7 @@ Case MakeCase(std::int64_t rows, std::int64_t n, std::int64_t k, DType x_dtype, 
   return c;
 }
 
-// The chain over k, from the unpacked weight.
+// One chain of fused multiply-adds over k for each output, from the unpacked weight.
 std::vector<float> Oracle(const Case& c, bool bias) {
   std::vector<float> y;
   for (std::int64_t r = 0; r < c.rows; ++r) {
