@@ -6,8 +6,7 @@
 
 namespace nibble::convert {
 
-// p[0] q[0] + ... + p[n - 1] q[n - 1], with the bits of kernels::LaneSum64. The compiler makes vectors of the inner
-// loop.
+// p[0] q[0] + ... + p[n - 1] q[n - 1], with the bits of kernels::LaneSum64. The compiler vectorizes the inner loop.
 inline double Dot(const double* p, const double* q, std::int64_t n) {
   constexpr std::int64_t kLanes = 16;
   double lanes[kLanes] = {};

@@ -16,13 +16,14 @@ inline constexpr int kMaxDetokenizedIds = 1 << 20;
 
 // Limits of the work on an answer.
 struct AnswerBounds {
-  std::function<bool()> cancelled;                                       // called for every token
+  std::function<bool()> cancelled;                                       // called between parts of the work
   std::size_t max_bytes = 0;                                             // of the answer
   std::size_t max_text_bytes = std::numeric_limits<std::size_t>::max();  // of a text to encode
 };
 
-// `rendered`: the result of Rendered (inference_input.h). Errors of all three: Cancelled; ResourceExhausted
-// (MESSAGE_TOO_LARGE) as soon as the answer is known not to fit. Tokenize and RenderTemplate: also those of EncodeText.
+// `rendered`: the result of Rendered (inference_input.h). Errors of all three functions: Cancelled; ResourceExhausted
+// (MESSAGE_TOO_LARGE) as soon as the answer is known not to fit. Tokenize and RenderTemplate: also those of
+// text::EncodePrompt. Tokenize: also InvalidArgument (FIELD_VIOLATION) if the request has no input.
 absl::Status Tokenize(const v1::TokenizeRequest& request, const std::string& rendered, const registry::ModelText& model,
                       const AnswerBounds& bounds, v1::TokenizeResponse* response);
 // Errors also: InvalidArgument: a negative id, or more than kMaxDetokenizedIds ids.

@@ -8,7 +8,7 @@ namespace nibble::rpc {
 // Receives the trainers' journals, and answers with the server's commands. Thread-safe.
 class TrainerReportService : public internal::v1::TrainerReportService::CallbackService {
  public:
-  // `for_trainers`: registered only on a listener for trainers (Call).
+  // `for_trainers`: this service is registered on a listener that accepts only trainers (see Call's constructor).
   TrainerReportService(CallEnvironment& environment, jobs::JobController& jobs, bool for_trainers = false)
       : environment_(environment), jobs_(jobs), for_trainers_(for_trainers) {}
 

@@ -21,8 +21,8 @@ class Watch : public std::enable_shared_from_this<Watch> {
   Watch(std::shared_ptr<Stream> stream, jobs::JobController& jobs, std::string name, std::int64_t after)
       : stream_(std::move(stream)), jobs_(jobs), name_(std::move(name)), sent_(after) {}
 
-  // The subscription's callback may release the last reference to this watch. A callback must not use the hub, so the
-  // subscription is destroyed on a worker.
+  // The subscription's callback may release the last reference to this watch. Destroying the subscription uses the hub,
+  // which a callback must not do, so a worker destroys it.
   ~Watch() {
     if (subscription_ == nullptr) return;
     stream_->call().environment().watch_workers.Run([dropped = std::move(subscription_)] {});
@@ -67,7 +67,7 @@ class Watch : public std::enable_shared_from_this<Watch> {
     stream_->EndAtDrain();
     return absl::OkStatus();
   }
-  // Sends one page; the next one queues behind the calls that wait for a worker. If nothing fits, OnSpace wakes the
+  // Sends one page; the next one queues behind the watches that wait for a worker. If nothing fits, OnSpace wakes the
   // pump later.
   absl::Status TryFill() {
     const std::int64_t size = std::min<std::int64_t>(static_cast<std::int64_t>(stream_->space()), kPageEvents);

@@ -75,8 +75,8 @@ absl::StatusOr<std::unique_ptr<ExactModel>> MakeInt8MixedModel(const model::Arti
                          .bf16_parameters = options.bf16_masters,
                          .activation_checkpointing = options.activation_checkpointing,
                          .max_positions = options.max_positions,
-                         .kv_dtype = kernels::DType::kBF16,        // of an int8 model by default
-                         .embedding_dtype = kernels::DType::kF32,  // conversion keeps an embedding that is not the head
+                         .kv_dtype = kernels::DType::kBF16,        // default of a conversion to int8
+                         .embedding_dtype = kernels::DType::kF32,  // a conversion rounds only a tied embedding
                          .cancelled = options.cancelled},
                         std::make_unique<Int8Linears>(options, stream), stream);
 }

@@ -16,6 +16,7 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm/nibble"
 JOB = ROOT / "deploy/kubernetes/trainer-job.yaml"
+# The chart requires the CIDR with training.mode jobs; the Job does not depend on it.
 SETTINGS = ["training.mode=jobs", "networkPolicy.apiServer.cidrs[0]=10.0.0.1/32"]
 MIB = 1 << 20
 # The example's attempt: a plan of 8 GiB, and as many threads as the default CPU limit of the chart.
@@ -66,7 +67,7 @@ def make_trainer_job(template, server, queue, *, job_id, attempt, threads, memor
 
 
 def templates(documents):
-    """{device: Job} of the ConfigMap that the chart renders with training.mode jobs; {} without."""
+    """{device: Job} of the ConfigMap that the chart renders with training.mode jobs; {} if there is none."""
     for document in documents:
         if document["kind"] == "ConfigMap" and "templates.json" in document["data"]:
             return json.loads(document["data"]["templates.json"])

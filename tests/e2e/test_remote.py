@@ -154,8 +154,8 @@ def test_watch_that_loses_its_connection_neither_loses_nor_repeats_events(namesp
     created = nibble(namespace, remote, "jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", 40,
                      "--output", "watched", *TRAIN)[0]
     nibble(namespace, remote, "jobs", "get", created["id"], server=proxy.address)
-    # The bytes of a handshake and an answer. Each cut waits for more bytes than these, because a watch gives up if none of
-    # its connections brings an event.
+    # The bytes of a handshake and an answer. Each cut waits for more bytes than these, because a watch that has received
+    # nothing yet gives up after four attempts (ClientOptions.attempts).
     first_answer = proxy.bytes_back
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         watch = pool.submit(nibble, namespace, remote, "jobs", "watch", created["id"], server=proxy.address)

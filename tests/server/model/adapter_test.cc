@@ -47,7 +47,7 @@ TEST(AdapterTest, NamesAndShapesMatchPeft) {
   EXPECT_EQ(tensors[6].name, "base_model.model.model.layers.1.mlp.down_proj.lora_A.weight");
 }
 
-TEST(AdapterTest, RejectsOptionsBeyondPlainLoraByName) {
+TEST(AdapterTest, NamesUnsupportedOptionsAndRejectsBadValues) {
   const std::pair<const char*, Json> unsupported[] = {{"peft_type", "IA3"},
                                                       {"bias", "all"},
                                                       {"rank_pattern", {{"(?=q)q_proj", 8}}},
