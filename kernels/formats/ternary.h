@@ -67,7 +67,7 @@ constexpr std::uint32_t TransposeTernary(std::uint32_t x) {
 // return false at an invalid code: another number, or in the rows a 3 or set bits past K.
 [[nodiscard]] bool TernaryCodesToRows(const std::int8_t* codes, std::int64_t n, std::int64_t k, std::uint8_t* rows);
 [[nodiscard]] bool TernaryRowsToCodes(const std::uint8_t* rows, std::int64_t n, std::int64_t k, std::int8_t* codes);
-// rows -> tiles [PackedTernaryBytes(N, K)], and back.
+// rows -> tiles [PackedTernaryBytes(N, K)], and back. The first returns false at an invalid code, as above.
 [[nodiscard]] bool TernaryRowsToTiles(const std::uint8_t* rows, std::int64_t n, std::int64_t k, std::uint8_t* tiles);
 void TernaryTilesToRows(const std::uint8_t* tiles, std::int64_t n, std::int64_t k, std::uint8_t* rows);
 

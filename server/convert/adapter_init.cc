@@ -79,8 +79,8 @@ absl::StatusOr<std::vector<float>> ErrorOf(const ConstMatrix& w, const Nf4Codes&
   return error;
 }
 
-// `rest` holds W at first. The base is Q of the last iteration, so `rest` is at the end what that iteration quantized:
-// W minus the parts that the iteration before it found.
+// `rest` holds W at first, and at the end the input of the last quantization: W minus the parts that the iteration
+// before it found. So the base, which is `rest` in nf4, equals Q of the last iteration.
 absl::StatusOr<LowRank> Loftq(const std::string& name, const ConstMatrix& w, const AdapterInit& init, std::int64_t rank,
                               const model::Nf4Options& nf4, const kernels::Stream& stream,
                               const base::Cancelled& cancelled, std::vector<float>& rest) {

@@ -28,7 +28,7 @@ struct LinearWeight {
   enum class Kind { kLibrary, kDense, kInt8, kInt8Weight, kNf4, kTernary };
   Kind kind = Kind::kLibrary;
   kernels::ConstMatrix library;          // kLibrary: [N, K] as stored, for MatmulLibrary (BEST_EFFORT)
-  kernels::PackedDenseWeight dense;      // kDense: the float head and float linears of a promised artifact
+  kernels::PackedDenseWeight dense;      // kDense: float head and linears with promised bits (glossary.md: promise)
   kernels::PackedInt8Weight int8;        // kInt8: multiplied by codes; kInt8Weight: by float rows
   kernels::Nf4Weight nf4;                // kNf4
   kernels::PackedTernaryWeight ternary;  // kTernary

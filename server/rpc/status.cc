@@ -31,7 +31,7 @@ std::string Shown(std::string_view text, std::size_t max_bytes = kMaxDetailBytes
 
 constexpr std::int64_t kRetryMs = 1000;  // if the error has no estimate of its own ("retry_ms")
 
-// Errors that waiting can resolve. Not KV_FULL and MESSAGE_TOO_LARGE: the request needs more than the server has.
+// Errors that waiting can resolve. Not KV_FULL and MESSAGE_TOO_LARGE: the request exceeds a limit that stays the same.
 bool IsRetryable(const absl::Status& status, std::string_view reason) {
   return absl::IsUnavailable(status) || reason == "QUEUE_FULL" || reason == "TENANT_QUOTA";
 }

@@ -39,8 +39,9 @@ class BitNetRecipe : public ExactRecipe {
     NIBBLE_ASSIGN_OR_RETURN(model_, MakeBitNetModel(*base, config(), options, context_.stream));
     if (options.act_per_tensor) {
       return context_.warn("PER_TENSOR_ACTIVATIONS",
-                           "bitnet_qat.act_scale per_tensor: rows share a scale in training; the served model has one "
-                           "per token, and evaluations show the effect; its record is made when it is converted");
+                           "bitnet_qat.act_scale per_tensor: rows share a scale in training, but the served model has "
+                           "one scale per token. Evaluations show the effect. `models convert` makes the record that "
+                           "`models verify` replays");
     }
     return absl::OkStatus();
   }

@@ -83,7 +83,7 @@ TEST(MetricsRendererTest, DestructorAnswersWaitingCallers) {
   go.set_value();
   stop.join();
   EXPECT_EQ(first.get(), "text");
-  const std::string late = second.get();  // "text" if the destructor ran after the gate opened
+  const std::string late = second.get();  // "text" if the second rendering began before the destructor
   EXPECT_EQ(late, rendered == 1 ? "failed" : "text");
 }
 

@@ -143,7 +143,7 @@ TEST_F(AdapterImportTest, ExportNamesTheSourceOfTheBase) {
   EXPECT_EQ(FieldOf(StartImport(request, &operation)), "source_name");
   request.set_source_name("org/model");
   request.set_base_model("base");
-  EXPECT_EQ(FieldOf(StartImport(request, &operation)), "source_name");
+  EXPECT_EQ(FieldOf(StartImport(request, &operation)), "source_name") << "an adapter must not have a source_name";
 }
 
 // The base is checked first: the upload stays for another try.

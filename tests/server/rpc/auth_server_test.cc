@@ -1,5 +1,5 @@
 // Calls every method of the server on every transport without a token, with a wrong one and with the right one
-// (docs/faults.md, S1-S3, S12, C4). The methods come from the descriptors and from the table of rules.
+// (docs/faults.md, S1-S3, S12, C4). The methods come from the table of rules; authority_test.cc shows that it has all.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -349,7 +349,7 @@ TEST_P(AuthServerTest, RefusalsAndCallsAreLoggedWithTheirPeer) {
   EXPECT_EQ(AskAs("train", "nibble.v1.FineTuneService/CreateJob").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   std::istringstream log(::testing::internal::GetCapturedStderr());
   constexpr char kAddress[] = "ipv4:127.0.0.1:";
-  // Where gRPC itself checks the token, it gives no address, only the kind of transport.
+  // Where gRPC itself checks the token, it gives no address: the log has "local", or "unknown" with TLS.
   const std::string of_refusals = GetParam() == Over::kTls     ? "unknown"
                                   : GetParam() == Over::kLocal ? "local"
                                                                : kAddress;
@@ -475,7 +475,7 @@ TEST_F(BindTest, InconsistentFlagsAreNamed) {
   s.token_file = directory_ + "/none";
   EXPECT_THAT(start(), StartsWith("--token_file"));
   s.token_file = directory_ + "/tokens";
-  options_.state_dir = directory_ + "/" + std::string(90, 'x');
+  options_.state_dir = directory_ + "/" + std::string(90, 'x');  // too long for the path of the trainers' socket
   EXPECT_THAT(start(), StartsWith("--state_dir"));
 }
 

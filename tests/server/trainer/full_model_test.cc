@@ -125,7 +125,7 @@ TEST_F(FullModelTest, RandomWeightsHaveTheirDeviationAndDependOnTheSeed) {
     EXPECT_NE(tensor, other[i]) << tensors[i].name;
     double sum = 0;
     for (const float x : tensor) sum += static_cast<double>(x) * x;
-    // The deviation of n values is within 4 / sqrt(2 n) of its own size.
+    // The relative standard error of the deviation of n values is 1 / sqrt(2 n); the bound is four times that.
     const auto n = static_cast<double>(tensor.size());
     EXPECT_NEAR(std::sqrt(sum / n), 0.02, 0.02 * 4 / std::sqrt(2 * n)) << tensors[i].name;
   }
@@ -153,7 +153,7 @@ TEST_F(FullModelTest, CheckpointingGivesTheSameBits) {
   }
 }
 
-// The model that a job writes is f32, and so are its evaluations, whatever the compute type.
+// With f32 parameters, the model that a job writes is f32, and so are its evaluations, whatever the compute type.
 TEST_F(FullModelTest, EvaluatesTheModelThatItWouldWrite) {
   const auto model = Make(/*bf16_compute=*/true);
   for (Parameter& parameter : model->parameters()) {
