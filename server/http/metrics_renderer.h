@@ -17,13 +17,13 @@ class MetricsRenderer {
   // Called on the renderer's thread; null: rendering failed.
   using Done = std::function<void(std::shared_ptr<const std::string>)>;
 
-  // At most `max_waiting` callers wait at a time.
+  // At most `max_waiting` callers wait for the next text, in addition to those whose text is being rendered.
   MetricsRenderer(std::function<std::string()> render, std::size_t max_waiting);
   ~MetricsRenderer();  // waits for the text being rendered; callers that wait for the next get null
   MetricsRenderer(const MetricsRenderer&) = delete;
   MetricsRenderer& operator=(const MetricsRenderer&) = delete;
 
-  // False if max_waiting callers already wait; `done` is then not called.
+  // False if max_waiting callers already wait for the next text; `done` is then not called.
   bool Ask(Done done);
 
  private:

@@ -103,7 +103,8 @@ constexpr Family kFamilies[] = {
      .fused = true,
      .qk_norm = false,
      .norms = NormPlacement::kBlock},
-    // llama.cpp's "bitnet" is the older 1bitLLM model (silu): the 2B-4T has no architecture in gguf-py.
+    // llama.cpp's "bitnet" is the older model of 1bitLLM, with silu. gguf-py has no architecture for this one
+    // (Microsoft's BitNet b1.58 2B4T).
     {.name = "bitnet",
      .hf_architecture = "BitNetForCausalLM",
      .model_type = "bitnet",

@@ -41,10 +41,11 @@ struct OperationViewer {
 };
 
 // Each operation is recorded in a file of `directory`, so that it survives a restart: its beginning is on the disk
-// before Start returns, its end before any caller sees it as done. An operation that a restart interrupted ends as done
-// if its model was published, otherwise as ABORTED (SERVER_RESTARTED). An operation is forgotten a day after its end,
-// or earlier when its owner has kMaxEndedOfOwner later ended ones; operations without files are forgotten first. Get,
-// List, Cancel and OnEnd never wait for the disk. Thread-safe.
+// before Start returns, its end before any caller sees it as done. A failed write is only logged. An operation that a
+// restart interrupted ends as done if its model was published, otherwise as ABORTED (SERVER_RESTARTED). An operation is
+// forgotten a day after its end, or earlier to keep at most kMaxEndedOfOwner ended operations of its owner: the oldest
+// first, but those whose response names files (OperationScope::Hold) last. Get, List, Cancel and OnEnd never wait for
+// the disk. Thread-safe.
 class OperationTable {
  public:
   // Returns the operation's response, or an error; Cancelled after it has seen scope.cancelled().
@@ -126,8 +127,8 @@ class OperationTable {
   void Enqueue(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunLane(std::size_t lane);
   // The next operation for a free worker of a lane with `width` workers: the oldest of the owner with the fewest
-  // running operations. Returns the end of the queue if it is empty, or if all its owners already run as many
-  // operations as they may: one less than the lane's workers, but at least one. The caller holds mutex_.
+  // running operations. Each owner may run `width` - 1 operations, but at least one; unnamed callers have no limit.
+  // Returns the end of the queue if the queue is empty, or if no owner in it may run another. The caller holds mutex_.
   static std::deque<Entry>::iterator NextOf(Lane& lane, int width);
   // Finds an operation that the viewer may see. Errors: NotFound (OPERATION).
   absl::StatusOr<Entry> Seen(const std::string& name, const OperationViewer& viewer) const

@@ -244,10 +244,10 @@ void Engine::TakeToken(Group& group, Sequence& output, const TokenLogprob& token
   const bool eos = !stopping.ignore_eos && std::find(ends.begin(), ends.end(), id) != ends.end();
   const bool stop_id = std::find(stopping.token_ids.begin(), stopping.token_ids.end(), id) != stopping.token_ids.end();
   std::string shown;
-  // An end token is not shown as text, even if it is not special in the tokenizer, unless the request includes special
-  // tokens.
+  // The text leaves out the model's end tokens, even if they are not special in the tokenizer, and, without
+  // include_stop, the stop ids. With include_special_tokens it has both.
   if (group.request.include_special_tokens || (!eos && !(stop_id && !stopping.include_stop))) {
-    if (eos) {
+    if (eos) {  // EndOutput separates the end token's text from the text before it (Sequence::held)
       auto held = output.decoder.Held();
       if (!held.ok()) return EndGroup(group, held.status(), FinishReason::kCancelled);
       output.held = *std::move(held);

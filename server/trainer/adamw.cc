@@ -108,7 +108,7 @@ absl::Status AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, 
       stream.ParallelFor(m.num_scales(), kElementsPerThread / kMomentBlock, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t block = begin; block < end; ++block) {
           MomentBlock first(m, block, DynamicMap::Signed(), /*least=*/0);
-          // A second moment that became 0 beside a first one that did not would make the next step thousands of
+          // If a second moment were rounded to 0 and its first moment were not, the next step could be thousands of
           // learning rates long.
           MomentBlock second(v, block, DynamicMap::Unsigned(), /*least=*/1);
           float ms[kMomentBlock], vs[kMomentBlock];

@@ -1,5 +1,5 @@
-// A model that is trained in the arithmetic of the form that is served: training gives the bits of serving. No torch in
-// this header.
+// A model that is trained in the arithmetic of its served form, so that training gives the same bits as serving. No
+// torch in this header.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -23,8 +23,9 @@ class ExactModel : public TrainingModel {
   virtual std::vector<TensorRef> Values() const = 0;
   // Frees the gradients and the scratch of backward passes. Do not call ForwardBackward afterwards.
   virtual void ReleaseGradients() = 0;
-  // Logits of every row by the training instantiation, with autograd on; in chunks like those of model::ForEachLogits.
-  // Always in the arithmetic of the served form, as in the last steps of a run; BeginStep must precede further passes.
+  // Calls `visit` with the logits of all rows, in chunks as model::ForEachLogits does. The training instantiation
+  // computes them, with autograd on, in the arithmetic of the served form: without a ramp or dropout, as after the last
+  // step. Call BeginStep before the next ForwardBackward.
   virtual absl::Status ForEachTrainingLogits(std::span<const std::int32_t> tokens, const VisitLogits& visit) = 0;
 };
 

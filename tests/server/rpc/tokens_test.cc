@@ -70,7 +70,7 @@ class TokensTest : public ::testing::Test {
 TEST_F(TokensTest, EachCallEndsWhereItIsCancelled) {
   v1::TokenizeResponse tokens;
   EXPECT_TRUE(absl::IsCancelled(Tokenize(tokenize_, "", model_, Counted(), &tokens)));
-  EXPECT_EQ(tokens.token_ids_size(), 1) << "also checked before the text is encoded";
+  EXPECT_EQ(tokens.token_ids_size(), 1) << "one check before the text is encoded, then one before each token";
   EXPECT_EQ(asked_, 3);
   v1::DetokenizeResponse text;
   EXPECT_TRUE(absl::IsCancelled(Detokenize(detokenize_, model_, Counted(), &text)));
@@ -117,6 +117,8 @@ TEST_F(TokensTest, TextOfMoreTokensThanAnAnswerHoldsIsNotEncodedEntirely) {
   AnswerBounds narrow{.cancelled = [&asked] { return ++asked < 0; }, .max_bytes = 10'000};
   tokenize_.set_text(large);
   EXPECT_EQ(base::Reason(Tokenize(tokenize_, "", model_, narrow, &tokens)), "MESSAGE_TOO_LARGE");
+  // Each token takes at least 3 bytes of the answer: an id, and the tag and length of its text. The model's longest
+  // token has 5 bytes.
   EXPECT_EQ(asked, 0) << "3333 tokens of at most 5 bytes cannot hold 1 MiB, so nothing is encoded";
   // 233,333 tokens of 5 bytes could hold 1 MiB, so parts are encoded until they have too many tokens.
   narrow.max_bytes = 700'000;

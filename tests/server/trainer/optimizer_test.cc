@@ -71,7 +71,8 @@ TEST(OptimizerTest, LionMatchesBitsandbytes) {
   ExpectGolden("lion", config, 5, 1, 5 * 1.2e-7);
 }
 
-// A moment whose f32 value differs in the last bit may get the neighbouring code; no compared element has one.
+// The last bit of a moment in f32 may differ from torchao's, and then the moment may get the neighbouring code. This
+// happens to none of the compared elements.
 TEST(OptimizerTest, AdamW8BitMatchesTorchao) {
   jobs::OptimConfig config = Config("adamw_8bit");
   config.beta2 = 0.95;
@@ -79,8 +80,8 @@ TEST(OptimizerTest, AdamW8BitMatchesTorchao) {
   ExpectGolden("adamw_8bit", config, 4096, 100, 10 * 1.2e-7);
 }
 
-// The sizes of the gradients span four decades within a block, and each gradient is present in one step of ten, as for
-// rare tokens.
+// Within a block, the sizes of the gradients span more than four decades. On average, each element has a gradient other
+// than 0 in one step of ten, as the embeddings of rare tokens do.
 TEST(OptimizerTest, SteepBlockKeepsItsStepsShort) {
   constexpr std::int64_t kCount = 4096;
   constexpr double kLr = 1e-3;
