@@ -2,6 +2,7 @@
 // and the other methods with a member below return UNIMPLEMENTED.
 #pragma once
 #include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
 
 #include <functional>
 #include <memory>
