@@ -1,7 +1,12 @@
 """docs/backup.md: a copy of the state directory, restored under another path, continues the jobs of the original."""
+import contextlib
 import os
+import pathlib
+import re
 import shutil
 import signal
+import sqlite3
+import subprocess
 
 import pytest
 
@@ -9,6 +14,7 @@ from conftest import TRAIN, Server, trainers
 from soon import soon
 
 STEPS = 40
+UPGRADES = pathlib.Path(__file__).resolve().parents[2] / "docs/upgrades.md"
 
 
 def create(server, output):
@@ -82,3 +88,31 @@ def test_the_database_moves_to_a_directory_of_its_own(original, tmp_path):
     for other, why in [(("--database_dir", tmp_path / "empty"), "has jobs, but"), ((), "--database_dir: is not set")]:
         with pytest.raises(AssertionError, match=f"nibbled ended with 1: (.|\n)*{why}"):
             Server(state, *other).start()
+
+
+def test_an_older_server_opens_the_backup_of_an_upgrade(original, tmp_path):
+    """The commands of docs/upgrades.md, "Go back a version". This nibbled plays the older one: the version of the
+    database's schema is raised by one, as a newer nibbled would do, after a copy under the name of its backup."""
+    original.stop()
+    state = tmp_path / "state"
+    shutil.copytree(original.state, state)
+    original.start()
+    with contextlib.closing(sqlite3.connect(state / "nibble.db")) as database:
+        (version,) = database.execute("SELECT version FROM schema_version").fetchone()
+        database.execute("VACUUM INTO ?", (str(state / f"nibble.db.backup-v{version}"),))
+        with database:
+            database.execute("UPDATE schema_version SET version = version + 1")
+            database.execute("DELETE FROM jobs")
+    (state / "nibble.db-wal").write_bytes(b"of the newer database")
+    older = Server(state)
+    with pytest.raises(AssertionError, match="it was written by a newer one"):
+        older.start()
+    (block,) = re.findall(r"```\n(.*?)```", UPGRADES.read_text().split("## Go back a version")[1], re.DOTALL)
+    subprocess.run(["bash", "-c", block.replace("-vN", f"-v{version}")], cwd=state, check=True)
+    older.start()
+    try:
+        known = [{(job["id"], job["state"]) for job in server.json("jobs", "list")["jobs"]} for server in (older, original)]
+        assert known[0] == known[1] != set()
+        assert older.json("models", "verify", "calm-int8")["equal"]
+    finally:
+        older.stop()
