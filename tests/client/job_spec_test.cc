@@ -4,6 +4,7 @@
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_split.h"
 #include "server/base/error.h"
 #include "tests/client/fake_server.h"
 
@@ -83,6 +84,20 @@ TEST(JobSpecTest, ShareOfHeldOutRowsReplacesTheEvaluationDatasetOfTheFile) {
   for (const char* share : {"0.25", "25%"}) {
     flags.fields["eval_fraction"] = share;
     ExpectSpec(flags, R"(base_model: "smol" qlora { } train_dataset: "d" eval_fraction: 0.25)");
+  }
+}
+
+TEST(JobSpecTest, EveryOptionSetsAFieldOfTheMessage) {
+  for (const cli::SpecOption& option : cli::SpecOptions()) {
+    const google::protobuf::Descriptor* message = v1::JobSpec::descriptor();
+    const google::protobuf::FieldDescriptor* field = nullptr;
+    for (const absl::string_view part : absl::StrSplit(option.path, '.')) {
+      ASSERT_NE(message, nullptr) << option.name << ": " << option.path;
+      field = message->FindFieldByName(std::string(part));
+      ASSERT_NE(field, nullptr) << option.name << ": " << option.path;
+      message = field->message_type();
+    }
+    EXPECT_EQ(message, nullptr) << option.name << " sets a message";
   }
 }
 
