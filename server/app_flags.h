@@ -9,11 +9,11 @@
 
 namespace nibble {
 
-// InvalidArgument names the flag, what it got and what it wanted.
+// InvalidArgument names the flag and what is wrong with it.
 absl::Status CheckFlags(const AppOptions& options);
 // InvalidArgument if the name is unknown or this machine does not support it.
 absl::StatusOr<kernels::Isa> PickIsa(const std::string& flag);
-// Raises the limit of open files as far as allowed; warns if that is too low for `max_connections`.
+// Raises the limit of open files to what `max_connections` needs, as far as allowed; warns if it is still too low.
 void RaiseOpenFiles(int max_connections);
 
 }  // namespace nibble

@@ -35,7 +35,7 @@ absl::StatusOr<TrainerRunner> MakeClusterRunner(const AppOptions& options) {
     return absl::InvalidArgumentError(
         base::StrCat("--trainer_templates: ", flags.templates, ": ", templates.status().message()));
   }
-  // Seconds by which the pod's grace period exceeds the server's, so that the server kills the trainer first.
+  // Seconds by which the pod's grace period exceeds --pause_grace_s, so that the server kills the trainer first.
   constexpr double kAfterGrace = 10;
   runner.jobs = {.server = flags.server_name,
                  .queue = flags.queue,

@@ -140,8 +140,8 @@ absl::StatusOr<Transport> PickTransport(const AppOptions& options) {
   // Health and reflection are gRPC's own services: without credentials, no check of ours runs before them.
   if (s.reflection && !s.reflection_without_token) {
     return absl::InvalidArgumentError(
-        "--reflection: cannot check tokens without TLS on an address other than 127.0.0.1; requires "
-        "--reflection_without_token");
+        "--reflection: cannot check tokens without TLS on an address other than 127.0.0.1, ::1 or "
+        "localhost; requires --reflection_without_token");
   }
   return Transport::kInsecure;
 }
@@ -186,7 +186,7 @@ absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std:
     if (!options.security.health_without_token) {
       builder.SetOption(std::make_unique<grpc::HealthCheckServiceServerBuilderOption>(nullptr));
     }
-    base::LogWarning("tokens travel in plaintext: --insecure", {});
+    base::LogWarning("tokens travel in plaintext", {});
   }
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::health::v1::HealthCheckRequest::descriptor();  // reflection shows only linked messages

@@ -19,8 +19,8 @@ namespace nibble {
 // Transport of the public listener; depends only on the flags.
 enum class Transport {
   kOpen,      // plaintext on loopback, or with --insecure: no tokens
-  kLocal,     // plaintext on loopback, tokens
-  kInsecure,  // plaintext elsewhere, with --insecure, tokens
+  kLocal,     // plaintext on 127.0.0.1, ::1 or localhost, tokens
+  kInsecure,  // plaintext on another loopback address, or with --insecure anywhere else, tokens
   kTls,
 };
 // Errors: InvalidArgument for flags that would serve the public without TLS or without tokens (only --insecure allows

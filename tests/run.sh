@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the tests need, builds everything (CUDA sources too) and runs all tests.
+# Installs what the tests need, builds the programs (CUDA sources too) and runs the tests.
 #   tests/run.sh          unit tests against committed goldens, end-to-end tests on a small model
 #   tests/run.sh --full   also slow sections: live peers, real model, large counts, images, a control plane of
 #                         Kubernetes, sanitizers, fuzzers, linters
@@ -11,8 +11,8 @@ usage() {
   cat <<'END'
 usage: tests/run.sh [--full] [--only SECTION[,SECTION...]]
   --full   also run the slow sections (about four hours on two cores, less with a warm ccache), and fail if a test is
-           skipped for any reason other than missing hardware
-  --only   run only these sections; image needs root and a Debian mirror
+           skipped for any reason other than missing hardware; needs root
+  --only   run only these sections; image needs a Debian mirror
     always          setup build unit e2e deployment
     with --full     races image kubernetes long ci clang asan tsan fuzz lint
 END

@@ -10,7 +10,8 @@ for program in "$@"; do
 done
 at_once=$(($(nproc) * 2)) # many tests wait more than they compute: for a disk, a deadline, a timer
 parts=$((at_once * 2))    # more than run at once, so that one long part does not hold up the end
-# The files of tests are in memory where that is possible: half of the time would be waits for the disk.
+# Half of the time would be waits for the disk, so the files of tests are in memory if programs may run there and 1 GiB
+# is free (df counts in KiB: 1 << 20).
 memory=/dev/shm
 if [[ -w $memory && $(findmnt -no OPTIONS -T "$memory" || echo noexec) != *noexec* ]] &&
   (($(df --output=avail "$memory" | tail -1) > 1 << 20)); then

@@ -11,7 +11,8 @@ namespace nibble::auth {
 // Reads the caller from a handler's context.
 Caller CallerOf(const grpc::ServerContextBase& context);
 
-// Refuses with the code and "REASON: text": gRPC 1.51 sends no error details from a processor. Thread-safe.
+// Refuses with the code and "REASON: text", or the text alone if the error has no reason (an unknown method): gRPC 1.51
+// sends no error details from a processor. Thread-safe.
 class AuthProcessor final : public grpc::AuthMetadataProcessor {
  public:
   // `for_trainers`: this processor serves a listener for trainers and marks its connections.

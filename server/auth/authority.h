@@ -1,5 +1,5 @@
 // Authorization: one decision for every call on every transport. With a token file, a call is refused unless a line of
-// the file or an exception of AuthPolicy allows it.
+// the file or an exception of AuthPolicy allows it, or a trainer reports on a trainers' listener.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -10,8 +10,8 @@ namespace nibble::auth {
 
 // Each role includes the rights of the roles before it.
 enum class Role {
-  kViewer,    // read jobs, models, names of datasets and the server's state
-  kInfer,     // generate and score
+  kViewer,    // read jobs, models, operations, names and sizes of datasets, and the server's state
+  kInfer,     // generate, score, tokenize and verify
   kTrain,     // upload data and models, run jobs, download and delete results
   kOperator,  // set priorities above 0
   kAdmin,     // change the server

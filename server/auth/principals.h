@@ -11,7 +11,7 @@
 namespace nibble::auth {
 
 struct Principal {
-  std::string name;  // for the audit log
+  std::string name;  // owns requests and shares limits (request_owner.h); shown in logs
   Role role = Role::kViewer;
   std::string tenant;  // "": sees the jobs of all tenants
 };

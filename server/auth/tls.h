@@ -32,8 +32,8 @@ struct TlsTexts {
 };
 
 // Errors: InvalidArgument names the flag and the file, never its content: unreadable file, incomplete PEM, a key that
-// does not belong to the certificate, a pair that OpenSSL refuses, an expired certificate. An expired client authority
-// is not an error: the file may also hold its successor.
+// does not belong to the certificate, a pair that OpenSSL refuses, an expired leaf certificate. An expired client
+// authority is not an error: the file may also hold its successor.
 absl::StatusOr<TlsTexts> ReadTlsFiles(const TlsFiles& files);
 absl::Status CheckTlsFiles(const TlsFiles& files);
 

@@ -1,4 +1,5 @@
-// A file system that kills or stops its process at a chosen operation, for crash tests (docs/faults.md).
+// A file system that kills or stops its process at a chosen operation, or fails from there on as on a full disk. For
+// tests of faults (docs/faults.md).
 #pragma once
 #include <memory>
 #include <string_view>

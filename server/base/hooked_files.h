@@ -9,7 +9,7 @@
 
 namespace nibble::base {
 
-// Passes every operation that reads or changes the disk's contents to a Hook, which decides whether `real` runs it:
+// Passes every operation except List, Size, Exists and FreeBytes to a Hook, which decides whether `real` runs it:
 //   template <typename Work>
 //   auto Around(const char* operation, const std::string& path, Work work) -> decltype(work());
 //   template <typename Write>

@@ -10,8 +10,8 @@ std::uint64_t VirtualBytes();       // VmSize
 
 // Returns the allocator's free memory to the system; the allocator would keep it otherwise.
 void ReturnFreeMemory();
-// Limits the number of the allocator's arenas. Call it before any thread starts. By default glibc makes eight per CPU,
-// and each keeps free memory of its own.
+// Limits the number of the allocator's arenas. Call it before any thread starts. By default glibc makes up to eight
+// per CPU, and each keeps free memory of its own.
 void LimitArenas(int arenas);
 
 }  // namespace nibble::base

@@ -30,8 +30,8 @@ struct AdapterInit {
   int iterations = 1;  // kLoftq: how often W is quantized and the error decomposed
 };
 
-// InvalidArgument (FIELD_VIOLATION) for fields "adapter_init.": DoRA, iterations out of range or with kPissa, a rank
-// above the rows or columns of a target, and those of CheckAdapterTargets.
+// InvalidArgument (FIELD_VIOLATION) for "adapter_init" or a field of it: DoRA, iterations out of range (with kPissa:
+// other than 1), a rank above the rows or columns of a target, and the errors of CheckAdapterTargets.
 absl::Status CheckAdapterInit(const AdapterInit& init, const model::ModelConfig& config);
 
 // PiSSA: rest = W - scaling * B A. LoftQ: scaling * B A is close to W - Q, where the base Q is `rest` in nf4.

@@ -27,8 +27,8 @@ absl::Status Mismatch(const model::ArtifactInfo& base, const model::Nf4Options& 
   text += "; give the model that the adapter was trained on (nibble models get NAME prints a model's digest";
   if (got != base.weights_digest)
     text +=
-        ", nibble models convert NAME --to nf4 --name NEW makes its nf4 form, with --nf4-block, --scaler-block and "
-        "--no-double-quant another one";
+        ", nibble models convert NAME --to nf4 --name NEW makes its nf4 form, which --nf4-block, --scaler-block and "
+        "--no-double-quant change";
   return base::WithReason(absl::FailedPreconditionError(text + ")"), "BASE_MISMATCH",
                           {{"got", got}, {"wanted", trained_on}});
 }

@@ -39,7 +39,7 @@ struct ConvertOptions {
   // Makes the base of an adapter, and the values with which the adapter begins: for kNf4, and with kPissa also kBF16
   // and kF32.
   std::optional<AdapterInit> adapter_init = std::nullopt;
-  bool measure_errors = true;      // fills ConvertReport::layers; for nf4, reads every weight twice
+  bool measure_errors = true;      // fills ConvertReport::layers; for nf4 and with adapter_init, reads weights twice
   base::Cancelled cancelled = {};  // checked before every tensor and every block of its rows
 };
 
@@ -119,8 +119,8 @@ absl::StatusOr<model::ArtifactInfo> MakeTrainedModel(base::FileSystem& files, co
 
 // Makes a lora artifact from a base in nf4, int8, bf16 or f32 and an adapter. It shares the base's tensor file if
 // possible (ArtifactWriter::CreateOn). values: one f32 vector per tensor of AdapterTensors, in that order. Errors:
-// FailedPrecondition (ADAPTER_BASE: another base, BitNet masters, modules_to_save that the base lacks), InvalidArgument
-// (number of values), those of ArtifactWriter.
+// FailedPrecondition (ADAPTER_BASE: a base in another format, BitNet masters, modules_to_save that do not fit the
+// base), InvalidArgument (number of values), those of ArtifactWriter.
 absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const model::Artifact& base,
                                                   const model::AdapterConfig& adapter,
                                                   const std::vector<std::vector<float>>& values,

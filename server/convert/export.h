@@ -30,15 +30,15 @@ enum class HfBitNetClass {
 // checkpoint of class autobitlinear, online (hf_bitnet.h). For a model with a norm before every linear and none before
 // the blocks, this adds the block norms that transformers requires. In a ternary model they do not change the result;
 // in masters they are ones, which multiplies a row by about sqrt(1 + eps / mean(x^2)).
-// Errors: InvalidArgument (int8, nf4, lora; N not a multiple of 4), Unimplemented (norms that transformers cannot
-// represent, activations of other than 8 bits, a bias that autobitlinear cannot hold), AlreadyExists. On any error
-// nothing is left at target.
+// Errors: InvalidArgument (int8, nf4, lora; N not a multiple of 4), Unimplemented (norms or heads that transformers
+// cannot represent, activations of other than 8 bits, a bias that autobitlinear cannot hold), AlreadyExists. On any
+// error nothing is left at target.
 absl::Status ExportHf(base::FileSystem& files, const model::Artifact& source, const std::string& target,
                       HfBitNetClass bitnet_class = HfBitNetClass::kBitLinear,
                       std::uint64_t max_shard_bytes = kDefaultShardBytes);
 
-// InvalidArgument (field "format") unless compressed-tensors can represent the model: int8, without activation
-// outliers, with a float head.
+// InvalidArgument (field "format") unless compressed-tensors can represent the model: int8 with int8 activations,
+// no activation outliers and a float head.
 absl::Status CheckCompressedTensors(const model::ArtifactInfo& info);
 
 // As ExportHf, for an int8 model. Linears are i8 [N, K] with weight_scale f32 [N, 1], the layout of compressed-tensors'

@@ -18,7 +18,8 @@ struct HfForm {
   std::optional<model::HfBitNet> bitnet;  // quantization_config
 };
 
-// Unimplemented if transformers cannot represent a norm of the model, its eps or the bits of its activations.
+// Unimplemented if transformers cannot represent the model's norms or their eps, the bits of its activations, or the
+// width of its heads beside norms before o_proj and down_proj.
 absl::StatusOr<HfForm> HfFormOf(const model::Artifact& source, HfBitNetClass bitnet_class);
 
 // Contents of config.json. An int8 model gets the quantization_config of compressed-tensors.

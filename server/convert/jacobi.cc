@@ -12,7 +12,7 @@ namespace nibble::convert {
 namespace {
 
 constexpr double kOrthogonal = 1e-14;   // |<p, q>| / (|p| |q|) that needs no rotation
-constexpr double kNegligible = 1e-24;   // <p, q> beside the sum of all squares: rows of noise need no rotation
+constexpr double kNegligible = 1e-24;   // |<p, q>| / (sum of all squares) that needs no rotation: the rows are noise
 constexpr int kMaxSweeps = 40;          // 6 to 12 are usual
 constexpr std::int64_t kPairGrain = 4;  // minimum pairs per thread
 

@@ -25,7 +25,7 @@ constexpr std::int64_t kCompleteBasis = 128;
 constexpr std::int64_t kExtraColumns = 10;
 constexpr std::int64_t kBlocks = 8;
 constexpr std::uint64_t kSeed = 0x4e6962626c65;  // "Nibble"; of the first block
-// A column of which at most this share of its norm is left depends on the columns before it.
+// A column depends on the columns before it if at most this share of its norm is left without their parts.
 constexpr double kDependent = 1e-12;
 constexpr std::int64_t kColumnGrain = 16;  // minimum columns per thread
 constexpr std::int64_t kRowGrain = 16;     // minimum rows per thread

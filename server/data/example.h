@@ -35,7 +35,7 @@ struct TokenizeOptions {
 // text: the text, the tokenizer's own special tokens where the text does not have them already, and an end token.
 //
 // prompt_completion: prompt and completion as one text, and an end token. The loss covers the tokens that overlap the
-// completion.
+// completion, and the end token.
 //
 // chat: the messages rendered by the model's template. The loss covers what the assistant wrote (RenderChat). "train"
 // of a message, true or false, overrides its role and train_on_prompt.

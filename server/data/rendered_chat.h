@@ -25,11 +25,12 @@ struct RenderedChat {
 // its whole turn. With train_on_prompt: everything except these parts of messages with "train": false.
 //
 // Finds turns in the rendering of the whole conversation (ChatTemplate::RenderTurns), so the template may render the
-// last answer differently, or move the system prompt. If the template has no loop over the messages, compares a
-// conversation that ends with the message with one that ends before it; the rendering of the whole conversation must
-// begin with both. The time that templates see is noon UTC on 26 July 2024.
+// last answer differently, or move the system prompt. If that fails, for example because the template has no loop over
+// the messages, and the template has no {% generation %} blocks, compares a conversation that ends with the message
+// with one that ends before it; the rendering of the whole conversation must begin with both. The time that templates
+// see is noon UTC on 26 July 2024.
 //
-// Costs at most 11 renderings, and two more for each wanted turn of a template without such a loop. Calls `cancelled`
+// Costs at most 11 renderings, and two more for each message that is compared in this way. Calls `cancelled`
 // before each rendering or pair of renderings.
 //
 // Errors: InvalidArgument (TEMPLATE_ERROR, which names the message whose turn is not found); Cancelled.

@@ -15,8 +15,8 @@ namespace nibble::http {
 
 // Accepts connections until it is destroyed. If the table is full, or the process has no file descriptor left, closes
 // an old connection for the new one, or pauses if no connection can be closed. In a full table every exchange gets
-// kGrace before it is closed for a new connection, so a client that sends its request at once is answered, however many
-// other connections are opened. One thread: the one that runs the io_context.
+// 5 ms (kGrace) before it is closed for a new connection, so a client that sends its request at once is answered,
+// however many other connections are opened. One thread: the one that runs the io_context.
 class Listener {
  public:
   // Takes over an accepted connection and adds it to the table.

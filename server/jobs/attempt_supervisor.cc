@@ -54,7 +54,7 @@ NewEvent FromLine(const JournalLine& line, std::int64_t attempt, base::Clock& cl
   event.attempt = attempt;
   event.attempt_sequence = line.sequence;
   std::string error;
-  // The trainer uses this machine's clock. An invalid time is replaced, not refused.
+  // The time is that of the trainer's machine. An invalid time is replaced, not refused.
   if (!absl::ParseTime(absl::RFC3339_full, line.time, &event.time, &error)) event.time = clock.Now();
   event.type = line.type;
   event.fields = line.body;

@@ -26,8 +26,8 @@ namespace nibble::jobs {
 
 // Starts attempts, follows their journals, stops them, and decides what their end means for the job. The disk worker
 // `disk` hashes outputs and the checkpoints that attempts resume from. The worker `removals` removes unfinished files,
-// so that no removal waits for a hash. While a worker works for a job, the job stays QUEUED or RUNNING and can change
-// state like any other. Thread-safe, but only one thread at a time may call Start, Adopt, Tick and StopAll.
+// so that no removal waits for a hash. While a worker works for a job, the job keeps its state, and users can still
+// change it. Thread-safe, but only one thread at a time may call Start, Adopt, Tick and StopAll.
 class AttemptSupervisor {
  public:
   // Called without locks held when the supervisor is done with a job (it is final, paused or queued again).

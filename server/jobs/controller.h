@@ -27,8 +27,8 @@
 namespace nibble::jobs {
 
 // All job operations that rpc/ calls. A change that was answered Ok survives kill -9 and a power cut. Thread-safe;
-// calls wait for the disk (milliseconds; Delete longer if a job has large files), never for a trainer. On a thread of
-// their own, a JobScheduler starts trainers, and an AttemptSupervisor watches and ends them.
+// calls wait for the disk (milliseconds; Delete and VerifyStart longer for large files), never for a trainer. On a
+// thread of their own, a JobScheduler starts trainers, and an AttemptSupervisor watches and ends them.
 class JobController {
  public:
   // Restores the jobs of the state directory: publishes finished outputs and adopts live trainers. The first round
@@ -43,8 +43,9 @@ class JobController {
 
   // Starts the scheduler thread.
   void Run(ReportEndpoint endpoint);
-  // Orderly shutdown: starts nothing new, lets trainers write a checkpoint and end (SIGTERM, SIGKILL after `grace`),
-  // and requeues their jobs. Ends all waits. Later calls of Submit and Resume return Unavailable (DRAINING).
+  // Orderly shutdown: starts nothing new. Unless trainers outlive the server, lets them write a checkpoint and end
+  // (SIGTERM, SIGKILL after `grace`), and requeues their jobs. Ends all waits. Later calls of Submit and Resume return
+  // Unavailable (DRAINING).
   void Shutdown(absl::Duration grace);
   // For tests that do not call Run: waits until all jobs are planned, runs one round, then further rounds until the
   // disk workers' results are taken.

@@ -13,8 +13,8 @@
 
 namespace nibble::jobs {
 
-// In all these structs, an empty text and an unset number are absent from the JSON form. NaN is null there. The
-// initializers let callers name only some fields.
+// In all these structs, empty texts, lists, maps and unset values are absent from the JSON form. NaN is null there.
+// The initializers let callers name only some fields.
 
 // Where an attempt runs.
 struct Runtime {

@@ -22,9 +22,10 @@ struct JobQuery {
 // Text values of a statement by parameter name, without the colon.
 using SqlTexts = std::map<std::string, std::string>;
 
-// A statement that walks an index from the newest job to the oldest: columns "number" and "wanted" (1 where the
-// conditions that the index does not cover hold). With several states it merges one walk per state. Parameters:
-// :before, :limit, and those that are added to `texts`. Never sorts, and never reads a job that the index rules out.
+// A statement that walks an index (without conditions, the table) from the newest job to the oldest: columns "number"
+// and "wanted" (1 where the conditions that the index does not cover hold). With several states it merges one walk per
+// state. Parameters: :before, :limit, and those that are added to `texts`. Never sorts, and never reads a job that the
+// index rules out.
 std::string CandidateSql(const JobQuery& query, SqlTexts& texts);
 // "state IN ('QUEUED', ...)"
 std::string StateIsOneOf(const std::vector<JobState>& states);

@@ -50,7 +50,7 @@ class JobScheduler {
   bool draining() const { return draining_; }
   // Ends the thread after its current round.
   void Stop();
-  // Lets all trainers end (AttemptSupervisor::StopAll). No round runs meanwhile.
+  // Lets all trainers end, unless they outlive the server (AttemptSupervisor::StopAll). No round runs meanwhile.
   void StopTrainers(absl::Duration grace);
   // Time since the last round ended or, before the first, since the scheduler was made.
   absl::Duration SinceRound() const;

@@ -1,4 +1,4 @@
-// The spec of a fine-tuning job, shared by the server and the trainer. The initializers here are the only defaults.
+// The spec of a fine-tuning job, shared by the server and the trainer. The initializers here are the defaults.
 // std::optional marks fields that may be unset. Resolve() fills them in, except eval_fraction, add_special_tokens,
 // warmup_lambda, nf4_block, scaler_block and the alternative of a field that is set (max_steps or epochs, warmup_steps
 // or warmup_ratio). A new field also gets a line in job_spec_fields.h.

@@ -25,9 +25,10 @@ struct KubernetesRunnerOptions {
 
 // Runs each attempt as a Job (kubernetes_job.h) in the access's namespace; the attempt's directory must have the same
 // path in the Job's pods. Follows Jobs and pods by watches. A trainer's handle is "JOB_NAME/UID". kTerminate deletes
-// the Job, so its pod gets SIGTERM and its grace period; kKill leaves the pod one second. Forget deletes the Job. After
-// Recovered, Jobs with this server's label whose attempt the runner does not know are deleted. Trainers outlive the
-// runner. InvalidArgument if the server's name is not valid as a label's value.
+// the Job, so its pod gets SIGTERM and its grace period. kKill leaves the pod one second; if the deletion was late, it
+// waits first, so that the trainer keeps the time between both signals. Forget deletes the Job. After Recovered, Jobs
+// with this server's label whose attempt the runner does not know are deleted. Trainers outlive the runner.
+// InvalidArgument if the server's name is not valid as a label's value.
 absl::StatusOr<std::unique_ptr<Runner>> MakeKubernetesRunner(KubernetesRunnerOptions options);
 
 }  // namespace nibble::jobs

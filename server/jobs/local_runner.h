@@ -14,7 +14,7 @@ struct LocalRunnerOptions {
 
 // Runs trainers as child processes: own process group, stdin /dev/null, stdout and stderr into trainer.log, no core
 // files, no inherited descriptors but the attempt's lock. It treats all children of this process as its own: with
-// PR_SET_CHILD_SUBREAPER it reaps orphans that trainers leave behind, and kills those still running when the next
+// PR_SET_CHILD_SUBREAPER it reaps orphans that trainers leave behind, and kills those still running when an
 // attempt ends. A trainer's handle is "PID/START_TICKS": a pid alone may belong to another process by now.
 std::unique_ptr<Runner> MakeLocalRunner(LocalRunnerOptions options);
 

@@ -61,9 +61,9 @@ class Runner {
   // before it recorded one). False if no trainer of the attempt lives; true if it lives, or if only a later Poll can
   // tell. An error if it cannot be determined now.
   virtual absl::StatusOr<bool> Adopt(const TrainerRequest& request, const std::string& recorded) = 0;
-  // The state as far as it is known. Once it is kEnded, no process of the attempt is left, and it stays kEnded. A
-  // process that does not end within seconds after SIGKILL is only logged. kEnded and kUnknown for an attempt that was
-  // neither started nor adopted.
+  // The state as far as it is known. Once it is kEnded, it stays kEnded, and no process of the attempt is left, except
+  // on a node that does not answer (kNodeLost). A process that does not end within seconds after SIGKILL is only
+  // logged. kEnded and kUnknown for an attempt that was neither started nor adopted.
   virtual TrainerState Poll(const std::string& attempt_directory) = 0;
   // Signals the trainer and the processes that it started. Does nothing if it is gone.
   virtual void Send(const std::string& attempt_directory, Signal signal) = 0;

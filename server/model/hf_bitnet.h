@@ -38,7 +38,8 @@ inline constexpr std::int64_t kHfBitNetRows = 4;    // rows in a byte
 std::string HfScaleOfBias(std::string_view bias);
 
 // Reads config.json's quantization_config; nullopt when absent. Unimplemented names another method or linear class, or
-// a module that is excluded from quantization other than the head and a decoder's linears by last name.
+// a module that is excluded from quantization other than the head and a decoder's linears by last name, or use_rms_norm
+// with such linears. InvalidArgument: a field of another type, or an unknown mode.
 absl::StatusOr<std::optional<HfBitNet>> ParseHfBitNet(const base::Json& config);
 base::Json ToJson(const HfBitNet& bitnet);
 

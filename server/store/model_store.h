@@ -79,7 +79,8 @@ class ModelStore {
     const std::string owner_;
     PendingDirectory directory_;
   };
-  // Errors: AlreadyExists (NAME_TAKEN), DISK_FULL. `viewer`: the caller (JobTenant).
+  // Errors: AlreadyExists (NAME_TAKEN), InvalidArgument (name), ResourceExhausted (DISK_FULL). `viewer`: the caller
+  // (JobTenant).
   absl::StatusOr<std::unique_ptr<Pending>> Begin(std::string_view name, const JobTenant& viewer = {});
 
   // The model cannot be deleted while the pin exists. The refusal shows `user` ("job job-1", "loaded").

@@ -59,8 +59,8 @@ inline const Buckets& ByteBuckets() {
   return *buckets;
 }
 
-// Kernels whose launch counters exist with 0 before the first launch. For example, if serving never quantizes a weight
-// again, its counter shows 0 instead of a missing series.
+// Kernels whose launch counters exist with 0 before the first launch. For example, while serving
+// quantizes no weight, the counter of quantize_int8 with phase "serve" shows 0 instead of being absent.
 inline constexpr const char* kKnownKernels[] = {"attention",
                                                 "matmul_dense",
                                                 "matmul_int8",

@@ -1,5 +1,5 @@
-// The number of processes that the kernel's OOM killer ended in this process's control group. Trainers belong to that
-// group, as child processes. Supports cgroup versions 1 and 2.
+// The number of processes that the kernel's OOM killer ended in this process's control group. Trainers that are
+// child processes belong to that group; those in pods of their own do not. Supports cgroup versions 1 and 2.
 #pragma once
 #include <cstdint>
 #include <optional>

@@ -69,7 +69,8 @@ class Metrics {
 
   // RPCs; type "unary" | "client_stream" | "server_stream" | "bidi_stream", service "nibble.v1.ModelService". RpcKnown
   // adds the method's counters with 0. Its histogram comes with the first call, because the histograms of all methods
-  // would be half of a scrape. So a rate over the histogram may miss the first call; one over the counters does not.
+  // would be half of a scrape. So a rate over the histogram may miss the first call, and one over
+  // the counter of completed calls the first with a code other than OK.
   void RpcKnown(std::string_view type, std::string_view service, std::string_view method);
   void RpcStarted(std::string_view type, std::string_view service, std::string_view method);
   void RpcHandled(std::string_view type, std::string_view service, std::string_view method, std::string_view code,

@@ -61,7 +61,7 @@ class ChatTemplate {
   using SpecialTokens = std::vector<std::pair<std::string, std::string>>;
 
   // Errors: InvalidArgument (syntax, with its line; more than 256 KiB; more than 64 KiB of code in its tags, or
-  // expressions that are too long; special tokens that are not UTF-8).
+  // expressions that are too long; more memory or time to compile than allowed; special tokens that are not UTF-8).
   static absl::StatusOr<std::unique_ptr<ChatTemplate>> Compile(std::string_view source,
                                                                const SpecialTokens& special_tokens);
 
@@ -70,7 +70,8 @@ class ChatTemplate {
   ~ChatTemplate();
 
   // Errors: InvalidArgument (the text given to raise_exception, a failed operation,
-  // an exceeded limit, malformed JSON). Runs on a temporary thread, because deeply
+  // an exceeded limit, text that is not UTF-8, malformed JSON, a message that is not an
+  // object, a variable named messages, tools or add_generation_prompt). Runs on a temporary thread, because deeply
   // nested values need a large stack.
   absl::StatusOr<std::string> Render(std::span<const ChatMessage> messages, const RenderOptions& options) const;
   // messages_json: an array of objects; every field reaches the template.

@@ -52,7 +52,9 @@ struct TokenizerFiles {
 // ignores it), adds no Unicode normalization, and treats an absent pre of a gpt2 model as
 // "default". Pure: reads no files and keeps no state.
 // Errors: InvalidArgument (an unknown model or pre, by name; lists of different
-// lengths; ids out of range; a duplicate token; text that is not UTF-8).
+// lengths; no tokens or more than 2^21; a token of more than 1024 bytes; ids or types out
+// of range; a duplicate token; a merge whose parts or result are not tokens; a NaN score;
+// BOS or EOS to add, but without an id; add_space_prefix with gpt2; text that is not UTF-8).
 // Source: llama.cpp src/llama-vocab.cpp (llm_tokenizer_bpe, llama_vocab::load).
 absl::StatusOr<TokenizerFiles> TokenizerFilesFromGguf(const GgufTokenizer& gguf);
 

@@ -13,7 +13,7 @@ namespace nibble::text {
 namespace {
 
 // Every split of a SentencePiece token is looked up, which takes time quadratic in its
-// length. The longest real tokens are rows of blanks, below 200 bytes.
+// length. The longest real tokens are runs of blanks, below 200 bytes.
 constexpr std::size_t kMaxTokenBytes = 1024;
 constexpr std::size_t kMaxTokens = std::size_t{1} << 21;
 

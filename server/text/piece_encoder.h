@@ -34,8 +34,8 @@ struct EncodedPieces {
 
 // Passes exactly the tokens of EncodeWithSpans to `take`, in order. Each piece overlaps the one before; the two are
 // joined at a blank where both have the same tokens with the same spans on both sides. Not complete if the tokenizer is
-// not local (Tokenizer::is_local) or has tokens that are long relative to a piece. Errors: those of EncodeWithSpans and
-// `admit`; Cancelled.
+// not local (Tokenizer::is_local) or has tokens that are long relative to a piece, or if a larger piece gives other
+// tokens where those of the smaller one were passed on. Errors: those of EncodeWithSpans and `admit`; Cancelled.
 absl::StatusOr<EncodedPieces> EncodeInPieces(const Tokenizer& tokenizer, std::string_view text,
                                              const PieceOptions& options,
                                              const std::function<void(std::span<const TokenSpan>)>& take);

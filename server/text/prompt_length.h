@@ -25,10 +25,10 @@ struct PromptLimits {
 
 // Returns the token ids of Tokenizer::EncodeWithSpans. First checks the bytes of the text against max_bytes, and those
 // of a large text also against max_tokens times the longest token. Then encodes a large text in pieces until their
-// tokens exceed max_tokens. Encodes a small text at once. Does the same with a large text that EncodeInPieces cannot
+// tokens exceed max_tokens. Encodes as a whole a small text, and a large text that EncodeInPieces cannot
 // cut, unless the tokens of its parts, cut anywhere, clearly exceed max_tokens.
-// Encoding at once cannot be cancelled and does not count the tokens: the caller must check that there are no more than
-// max_tokens.
+// Encoding as a whole cannot be cancelled and does not count the tokens: the caller must check that there are no more
+// than max_tokens.
 // Errors: InvalidArgument (PROMPT_TOO_LONG; for too many bytes with metadata "bytes" and "max_bytes", for too many
 // tokens with "tokens", the number counted, and "max"), Cancelled, those of Tokenizer::EncodeWithSpans.
 absl::StatusOr<std::vector<std::int32_t>> EncodePrompt(const Tokenizer& tokenizer, std::string_view text,

@@ -70,11 +70,13 @@ class Tokenizer {
   absl::StatusOr<EncodedText> EncodeWithSpans(std::string_view text, bool add_special_tokens) const;
   absl::StatusOr<EncodedText> EncodeWithSpans(std::string_view text, Sides add_special_tokens) const;
   // Whether overlapping texts can be joined where their tokens are the same
-  // (EncodeInPieces). True for byte pair encoding, false for example for a unigram model.
+  // (EncodeInPieces). True for byte pair encoding without dropout, unless a pre-tokenizer
+  // cuts by a count or state from the start of the text; false for other models.
   bool is_local() const;
 
   // Bytes that are not UTF-8 become U+FFFD. An id without a token (models pad
-  // their vocabulary) adds nothing. Errors: InvalidArgument (a negative id).
+  // their vocabulary) adds nothing. Errors: InvalidArgument (a negative id, a
+  // decoder that fails, or far more memory or time than with real tokenizers).
   absl::StatusOr<std::string> Decode(std::span<const std::int32_t> ids, bool skip_special_tokens) const;
 
   std::optional<std::int32_t> TokenId(std::string_view token) const;

@@ -34,7 +34,7 @@ absl::Status CheckAdamW(std::string_view name, const TensorRef& value, const Ten
 // arXiv:1711.05101. 8-bit moments are widened to f32 for the step; the parameter is changed with the f32 moments, which
 // are then rounded again (torchao's order). A second moment other than 0 does not become 0, which torchao and
 // bitsandbytes let happen. Elements, or the blocks of 8-bit moments, do not depend on each other, so `stream` splits
-// them among its threads. `draws` says how values in bf16 are rounded (float_values.h). Errors: those of CheckAdamW;
+// them among its threads. `draws` seeds the stochastic rounding of values in bf16. Errors: those of CheckAdamW;
 // then nothing has changed.
 absl::Status AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, const TensorRef& parameter,
                        const TensorRef& gradient, Moments& moments, const kernels::Stream& stream = {},

@@ -27,8 +27,8 @@ class AdapterModel : public TrainingModel {
  public:
   // `base` is an nf4, bf16 or f32 artifact. A is drawn by DrawAdapter (random_weights.h); B is 0; the magnitudes of
   // DoRA are the norms of the base's rows; copies of saved modules are the base's tensors. With bf16 compute, the
-  // linears of an f32 base are rounded once for the products of training. Errors: InvalidArgument (another base),
-  // Cancelled, Internal, ResourceExhausted (out of memory).
+  // linears of an f32 base are rounded once for the products of training. Errors: InvalidArgument (another base,
+  // or a head that is not float), those of Artifact::Open, Cancelled, Internal, ResourceExhausted (out of memory).
   static absl::StatusOr<std::unique_ptr<AdapterModel>> Create(std::shared_ptr<const model::LoadedModel> base,
                                                               const AdapterOptions& options,
                                                               const kernels::Stream& stream);

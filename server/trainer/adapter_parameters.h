@@ -35,7 +35,7 @@ class AdapterParameters {
   void AddTo(AdapterLinear& linear, const AdapterOptions& options, std::int64_t layer, model::LinearKind kind,
              const model::ModelConfig& config, const kernels::Stream& stream);
   // Adds the copies of saved modules, which start as the base's values, in the order of SavedTensors. The result has
-  // them by the names of the base's tensors. Throws the errors of Artifact::FloatTensor.
+  // them by the names of the base's tensors. Throws StoppedError, and the errors of Artifact::FloatTensor.
   std::map<std::string, torch::Tensor> AddSaved(const AdapterOptions& options, const model::Artifact& base);
   // Makes the gradients, and appends the parameters with them: for CodedLinears::AddParameters.
   void AppendTo(std::vector<Parameter>& parameters);

@@ -32,7 +32,8 @@ struct TrainingProgress {
 };
 
 // What determines the bits besides the state itself. A resume with another spec, base or data is refused: it would be
-// another job. Another machine or version is only reported, because a job must be able to continue after an upgrade.
+// another job. Another machine or version is only reported here: a job must be able to continue after an upgrade;
+// the training loop refuses it if run.allow_inexact_resume is false.
 struct RunIdentity {
   std::string spec_digest;  // of the resolved spec
   std::string base_digest;
@@ -59,7 +60,8 @@ enum class CheckpointOf {
 };
 
 // Fills parameters and moments; Cancelled leaves them partly filled. Errors: DataLoss if a tensor is missing or has
-// another size or type; FailedPrecondition names the digest that differs.
+// another size, type or block; FailedPrecondition names the digest that differs (kOtherJob: BASE_MISMATCH, for the
+// base alone); those of store::Verify and of files.
 absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const std::string& directory,
                                                 const RunIdentity& identity, std::vector<Parameter>& parameters,
                                                 std::vector<Moments>& moments, const base::Cancelled& cancelled = {},

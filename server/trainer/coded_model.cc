@@ -35,7 +35,7 @@ using torch::Tensor;
 
 namespace {
 
-constexpr std::int64_t kLogitsChunk = 64;
+constexpr std::int64_t kLogitsChunk = 64;  // rows; limits the memory for logits. Any other value gives the same bits
 
 // The norm at the start of the block that a linear belongs to. If the trained model lacks this norm, a norm right
 // before the linear starts with its values.
@@ -242,7 +242,7 @@ absl::Status CodedModel::Refresh() {
       if (context_.cancelled) context_.cancelled();
       linears_->Refresh(layer);
     }
-    // Undefined: frozen and made before, or the int8 head.
+    // Undefined if it is frozen and an earlier call made its served form, or if it is the int8 head.
     if (embedding_.defined()) {
       const bool float_embedding = !config_.tied_embeddings && options_.embedding_dtype == kernels::DType::kF32;
       embedding_served_ = float_embedding ? embedding_.detach() : embedding_.detach().to(torch::kBFloat16);

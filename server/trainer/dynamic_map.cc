@@ -52,7 +52,7 @@ DynamicMap::DynamicMap(bool is_signed) {
     const float least = std::bit_cast<float>(bits);
     // NaN and what lies below the map never occur; they get code 0.
     const auto above = std::lower_bound(midpoints_.begin(), midpoints_.end(), least);
-    first_[key] = least == least ? static_cast<std::uint8_t>(above - midpoints_.begin()) : std::uint8_t{0};
+    first_[key] = std::isnan(least) ? std::uint8_t{0} : static_cast<std::uint8_t>(above - midpoints_.begin());
   }
 }
 

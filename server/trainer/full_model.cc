@@ -263,7 +263,7 @@ absl::StatusOr<std::unique_ptr<FullModel>> FullModel::Create(const model::Artifa
                                                              const kernels::Stream& stream) {
   if (base.info().is_masters() ||
       (base.info().format != model::Format::kF32 && base.info().format != model::Format::kBF16)) {
-    return absl::InvalidArgumentError("full trains a base in f32 or bf16");
+    return absl::InvalidArgumentError("full and int8_mixed train a base in f32 or bf16");
   }
   return Guarded([&]() -> absl::StatusOr<std::unique_ptr<FullModel>> {
     auto made = std::make_unique<TorchFullModel>(base, options, stream);

@@ -1,5 +1,6 @@
 // Linears with float masters whose products run in int8, each of the three on its own switch: forward, gradient of the
-// input, gradient of the weight. Operands are quantized when they are multiplied (docs/numerics.md 12).
+// input, gradient of the weight. Rows and gradients are quantized when they are multiplied, weights once per step
+// or, with stochastic rounding, before every forward pass (docs/numerics.md 12).
 #pragma once
 #include <torch/types.h>
 

@@ -24,8 +24,9 @@ struct Int8MixedOptions {
   base::Cancelled cancelled = {};  // as in FullOptions
 };
 
-// A model that trains in the arithmetic of the int8 model with a bf16 head that conversion makes of the result. Starts
-// from `base`, f32 or bf16. Errors: InvalidArgument (format, products), Cancelled, ResourceExhausted, Internal.
+// The model trains in the arithmetic of its served form, the int8 model with a bf16 head into which a conversion turns
+// the result. Starts from `base`, f32 or bf16. Errors: InvalidArgument (format, products), Cancelled,
+// ResourceExhausted, Internal.
 absl::StatusOr<std::unique_ptr<ExactModel>> MakeInt8MixedModel(const model::Artifact& base,
                                                                const Int8MixedOptions& options,
                                                                const kernels::Stream& stream);

@@ -1,4 +1,4 @@
-// Int8 mixed precision: trains all weights as f32 or bf16 masters whose linears multiply in int8. The result is a model
+// Int8 mixed precision: trains all weights as f32 or bf16 masters; linears multiply in int8. The result is a model
 // of that type, served as int8. With an exact forward pass, training computes what the int8 model serves.
 #include <algorithm>
 #include <vector>

@@ -1,5 +1,5 @@
-// The optimizer of a run: the moments that a tensor needs, and one step. Plain loops in a fixed order, so that any
-// number of threads and any resume give the same bits.
+// The optimizer of a run: the moments that a tensor needs, and one step. Each element is computed
+// on its own by a fixed sequence of operations, so that any number of threads and any resume give the same bits.
 #pragma once
 #include <cstdint>
 #include <string_view>

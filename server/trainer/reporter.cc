@@ -33,7 +33,8 @@ bool SaysFenced(const grpc::Status& status) {
 
 // The server may be away for hours, but a command must not wait for long once it is back.
 constexpr int kMaxReconnectMs = 10'000;
-// Finds a connection whose other end is gone without a word. Longer than the server's --min_ping_interval_s.
+// Time between pings, which detect a peer that vanished without closing the connection. Longer than the default of the
+// server's --min_ping_interval_s.
 constexpr int kKeepaliveMs = 30'000;
 
 std::shared_ptr<grpc::Channel> MakeChannel(const Reporter::Options& options) {

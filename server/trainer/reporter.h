@@ -38,8 +38,8 @@ class Reporter {
   bool fenced() const;
   // The last stop that the server has commanded: kCancel, kCancelKeeping or kPause.
   std::optional<jobs::Control> stop() const;
-  // Asks the server for its present command, and waits for the answer, for at most `timeout`. Returns at once without a
-  // connection.
+  // Asks the server for its present command, and waits for the answer, for at most `timeout`. If there is no
+  // connection, returns at once.
   void Ask(absl::Duration timeout);
   // Id of the last checkpoint that the server has requested; "": none.
   std::string checkpoint_request() const;

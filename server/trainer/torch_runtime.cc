@@ -141,7 +141,7 @@ kernels::PackedDenseWeight PackDense(const torch::Tensor& w, torch::Tensor& pane
   const kernels::DType dtype = ViewOf(w).dtype;
   if (!panels.defined()) panels = torch::empty({kernels::PackedDenseElements(rows, cols)}, w.scalar_type());
   // A thread packs whole panels, which begin where their rows do.
-  constexpr std::int64_t kPanelRows = 16, kGrain = 4;
+  constexpr std::int64_t kPanelRows = kernels::kDensePanelRows, kGrain = 4;  // at least 4 panels per thread
   stream.ParallelFor((rows + kPanelRows - 1) / kPanelRows, kGrain, [&](std::int64_t begin, std::int64_t end) {
     const std::int64_t first = begin * kPanelRows, count = std::min(end * kPanelRows, rows) - first;
     const auto offset = static_cast<std::size_t>(first * cols) * w.element_size();

@@ -1,5 +1,6 @@
-// F10: a text in every label whose value comes from outside telemetry. For any text, a scrape gives an exposition that
-// Prometheus can read, with one line per series. If the text is ASCII without NUL, only escapes change it.
+// F10 (docs/faults.md): a text in every label whose value comes from outside telemetry. For any text, a scrape gives an
+// exposition that Prometheus can read, with one line per series. If the text is ASCII without NUL, only escapes change
+// it.
 #include <algorithm>
 #include <string>
 

@@ -1,5 +1,5 @@
-// F11: the name of a model, a dataset or an output; the name of a checkpoint's directory; a page token. An accepted
-// name is one plain part of a path, and none of the names that the server uses for unfinished work.
+// F11 (docs/faults.md): the name of a model, a dataset or an output; the name of a checkpoint's directory; a page
+// token. An accepted name is one plain part of a path, and none of the names that the server uses for unfinished work.
 #include <algorithm>
 #include <filesystem>
 #include <string>

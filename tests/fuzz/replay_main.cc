@@ -1,6 +1,6 @@
-// Passes every given file, and every file of the given folders, to a fuzz target, with the limits that run.sh gives
-// libFuzzer: 5 s per input, 256 MiB per allocation, no exception. Needs no libFuzzer, so gcc's builds replay the
-// corpora too.
+// Passes every given file, and every file of the given folders, to a fuzz target, with two of the limits that run.sh
+// gives libFuzzer: 5 s per input and 256 MiB per allocation. An exception fails too. Needs no libFuzzer, so gcc's
+// builds replay the corpora as well.
 #include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-// F5: a tokenizer.json, then after the last NUL byte a text for it (without a NUL, a fixed text). The text library is
-// in Rust: no panic and no failed allocation may leave it.
+// F5 (docs/faults.md): a tokenizer.json, then after the last NUL byte a text for it (without a NUL, a fixed text). The
+// text library is in Rust: no panic and no failed allocation may leave it.
 #include <string>
 #include <vector>
 
@@ -52,7 +52,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!ids.ok()) return 0;
   for (const std::int32_t id : *ids) Expect(id >= 0, "ids are not negative");
   const auto once = (*tokenizer)->EncodeWithSpans(text, /*add_special_tokens=*/true);
-  Expect(once.ok() && once->tokens.size() <= ids->size(), "each special token is added at most once");
+  Expect(once.ok() && once->tokens.size() <= ids->size(), "EncodeWithSpans gives no more tokens than Encode");
   for (const auto& span : once->tokens)
     Expect(span.begin <= span.end && span.end <= text.size(), "spans lie in the text");
   const auto whole = (*tokenizer)->Decode(*ids, /*skip_special_tokens=*/true);

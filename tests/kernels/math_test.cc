@@ -13,7 +13,8 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// Tries floats from `first` to `last`, of one sign: the bits of a float ascend with its magnitude. `stride`: in bits.
+// Tries floats from `first` to `last`, of one sign: the bits of a float ascend with its magnitude. `stride` is the step
+// between the bits of two floats, read as integers.
 void ExpectExpWithinUlps(float first, float last, std::uint32_t stride, std::int64_t ulps) {
   const std::uint32_t lowest = std::bit_cast<std::uint32_t>(first);
   const std::uint32_t highest = std::bit_cast<std::uint32_t>(last);

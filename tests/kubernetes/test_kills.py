@@ -20,7 +20,7 @@ SUCCEEDED, FAILED, CANCELLED = 7, 8, 9  # numbers of JobState
 # The method and stage of a Trap. Others: "order", as soon as the attempt's directory exists; "any", at any time.
 POINTS = (("POST", "asked"), ("POST", "late"), ("POST", "answered"), ("SHOWN", "asked"), ("SHOWN", "told"), ("DELETE", "asked"),
           ("DELETE", "late"), ("DELETE", "answered"), ("order", ""), ("any", ""))
-RECORD_S = 0.2  # the server records the Job that a watch has shown within this time
+RECORD_S = 0.2  # within this time, the server records a Job that a watch has shown
 ADOPTION_S = 10
 
 

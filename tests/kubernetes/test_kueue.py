@@ -154,6 +154,7 @@ def test_preempted_trainer_resumes_with_the_same_bits_and_no_counted_retry(start
 
 SHARE = 2  # trainers for which each tenant has quota
 TRAINING_S = 4  # long beside the moment for which a place is empty between two trainers
+SUCCEEDED, FAILED = 7, 8  # numbers of JobState
 
 
 class Tenant:
@@ -197,8 +198,9 @@ class Tenant:
     def check(self):
         with contextlib.closing(Api(self.server.grpc)) as api:
             for job in self.jobs:
-                got = soon(lambda: (one := api.call("FineTuneService", "GetJob", name=job)).state in (7, 8) and one, seconds=120)
-                assert got.state == 7 and got.retries == 0, got
+                got = soon(lambda: (one := api.call("FineTuneService", "GetJob", name=job)).state in (SUCCEEDED, FAILED) and one,
+                           seconds=120)
+                assert got.state == SUCCEEDED and got.retries == 0, got
 
 
 @pytest.fixture

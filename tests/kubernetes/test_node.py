@@ -63,6 +63,7 @@ def archive(cgroup, request, tmp_path_factory):
         trainer = [server, image_archive.make_root(made / "trainer", [BIN / "nibble-trainer"], without=server)]
     else:
         server, trainer = given / "server", [given / "trainer"]
+    # Both images begin with nibbled, as in the Dockerfile; the chart's template of trainers sets their command.
     image_archive.write(folder / "images.tar", {
         PAUSE: ([pause], ["/pause"]), f"docker.io/library/nibble-server:{version}": ([server], ["/usr/local/bin/nibbled"]),
         f"docker.io/library/nibble-trainer:{version}": (trainer, ["/usr/local/bin/nibbled"])})

@@ -1,5 +1,5 @@
-"""Trainers as Jobs of a real control plane. The tests of tests/e2e/test_kubernetes_runner.py run here too, so the fake
-cluster that they use there behaves like the real one."""
+"""Trainers as Jobs of a real control plane. The tests of tests/e2e/test_kubernetes_runner.py that use a cluster run here
+too, so the fake cluster that they use there behaves like the real one."""
 import json
 import signal
 

@@ -70,8 +70,8 @@ class ExpositionLine {
   std::string_view rest_;
 };
 
-// Returns "" for a valid exposition: every line is valid, no series and no TYPE of a family occurs twice, and the last
-// line ends with a newline.
+// Returns "" for a valid exposition: UTF-8 without NUL, every line is valid, no series and no TYPE of a family occurs
+// twice, and the last line ends with a newline.
 inline std::string ExpositionFault(const std::string& text) {
   if (text.empty() || text.back() != '\n') return "the last line has no newline";
   const auto same = base::ParseJson(base::Dump(base::Json(text)));  // replaces bytes that are not UTF-8

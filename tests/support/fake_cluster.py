@@ -271,7 +271,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def parts(self):
-        """(collection, name, query, body) of an allowed request; None after the refusal of another."""
+        """(collection, name, query, body) of an allowed request; None if it was refused, or if the cluster is away."""
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
         with self.cluster.lock:
             self.cluster.requests.append((self.command, self.path))

@@ -7,8 +7,8 @@
 
 namespace nibble::testing_support {
 
-// Makes at least one series with every method. A method with several labels gets several of the three texts, in varying
-// order.
+// Makes at least one series with every method that takes such a text. A method with several labels gets several of the
+// three texts, in varying order.
 inline void TouchEveryLabel(telemetry::Metrics& metrics, std::string_view a, std::string_view b, std::string_view c) {
   metrics.RpcKnown(a, b, c);
   metrics.RpcStarted(b, a, c);

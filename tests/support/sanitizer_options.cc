@@ -23,9 +23,10 @@ const char* __tsan_default_options() {
 
 // Suppresses races inside gRPC's headers, which are compiled here and hand over an operation's own members by atomics
 // inside libgrpc. The first rule matches files, and only the innermost frame: our callbacks under gRPC's frames, and
-// our accesses to objects of gRPC's types, are still checked. The second rule is the destructors of gRPC's calls, which
-// end in the code of std::function. A call counts its callbacks by an atomic that libgrpc++ also decrements, after a
-// cancel, so the last of them seems unordered. Our OnDone runs before the destructor and is checked.
+// our accesses to objects of gRPC's types, are still checked. The second rule matches the destructors of gRPC's
+// calls, whose innermost frame is in std::function. A call counts its callbacks by an atomic that libgrpc++ also
+// decrements, after a cancel, so the last of them seems unordered. Our OnDone runs before the destructor and is
+// checked.
 const char* __tsan_default_suppressions() { return "race_top:/grpcpp/\nrace:ServerCallback*Impl::~\n"; }
 
 }  // extern "C"

@@ -80,7 +80,7 @@ inline void DenseGroup(const MatmulDenseArgs& args, std::int64_t begin, std::int
   }
 }
 
-inline constexpr std::int64_t kDenseGroup = 4;
+inline constexpr std::int64_t kDenseGroup = 4;  // panels of a unit of work
 
 template <typename Vec, typename X, typename W, int Rows, int Sums>
 void DenseRange(const MatmulDenseArgs& args, std::int64_t begin, std::int64_t end, std::int64_t chunks,

@@ -13,7 +13,7 @@ struct VnniPath {
   // 24 accumulators, 4 tiles and a row's bytes in 32 registers; 10 loads feed 24 products.
   static constexpr int kMaxRows = 6;
   static constexpr int kMaxTiles = 4;
-  static constexpr int kFewRows = 3;
+  static constexpr int kFewRows = 3;            // up to this many rows, the weight is prefetched
   static constexpr std::int64_t kAhead = 1024;  // prefetch distance in bytes of one tile; no tile is shorter
 
   template <int Rows, int Tiles>

@@ -42,6 +42,7 @@ struct Fma {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
   }
 
+  // 0x88 selects the even elements of each 128-bit lane, 0xdd the odd ones; 0xd8 exchanges the middle quadwords.
   static void Pack(const X* x, float* out) {
     const auto in_order = [](__m256 v) { return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xd8)); };
     for (int i = 0; i < 4; ++i) {

@@ -11,10 +11,10 @@ inline constexpr std::int64_t kDoubleDequantizePieceBlocks = 32;  // a thread's 
 // Writes the n values of one block, codes[i] / factor + offset.
 template <typename Vec>
 void DoubleDequantizeBlock(const std::int8_t* codes, int n, float factor, float offset, float* absmax) {
-  const Vec scale = Vec::Set1(factor);
+  const Vec divisor = Vec::Set1(factor);
   const Vec mean = Vec::Set1(offset);
   int i = 0;
-  for (; i + Vec::kLanes <= n; i += Vec::kLanes) (Vec::Load(codes + i) / scale + mean).Store(absmax + i);
+  for (; i + Vec::kLanes <= n; i += Vec::kLanes) (Vec::Load(codes + i) / divisor + mean).Store(absmax + i);
   for (; i < n; ++i) absmax[i] = static_cast<float>(codes[i]) / factor + offset;
 }
 

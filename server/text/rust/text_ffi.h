@@ -1,5 +1,5 @@
 // The C interface of the Rust crate in this folder: Hugging Face `tokenizers` and
-// `minijinja`. Only server/text/*.cc includes it; nothing here throws or panics.
+// `minijinja`. Only server/text/*.cc includes it; no exception or panic leaves a function.
 #pragma once
 
 #include <stdbool.h>

@@ -202,6 +202,7 @@ TEST(DecideTest, SocketOfTrainersServesOnlyReports) {
 TEST(DecideTest, HealthAndReflectionNeedATokenUnlessOpened) {
   AuthPolicy policy = AllRoles();
   const auto outcome = [&](const char* method) { return Outcome(Decide(policy, method, Caller{}, now)); };
+  EXPECT_EQ(outcome("grpc.health.v1.Health/Check"), "UNAUTHENTICATED TOKEN_MISSING");
   policy.health_without_token = true;
   EXPECT_EQ(outcome("grpc.health.v1.Health/Check"), "anyone");
   EXPECT_EQ(outcome("grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"), "UNAUTHENTICATED TOKEN_MISSING");

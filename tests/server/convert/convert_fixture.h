@@ -39,7 +39,7 @@ inline void AddAdapter(const model::Artifact& lora, const std::string& path, std
   }
 }
 
-// The error of reading a nibble.json that was edited, with the right checksum.
+// The error message of reading an edited nibble.json. Its checksum fits the edited contents.
 template <typename Edit>
 std::string ErrorOfEdited(const model::ArtifactInfo& info, const Edit& edit) {
   base::Json json = model::ToJson(info);

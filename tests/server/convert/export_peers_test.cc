@@ -17,7 +17,8 @@ TEST_F(ExportTest, RealTransformersAndPeftLoadTheExports) {
   if (python.empty() || std::system(probe.c_str()) != 0) GTEST_SKIP() << "NIBBLE_PYTHON has no peft and transformers";
   ASSERT_TRUE(ExportHf(files_, *f32_, directory_.Path("hf")).ok());
   ASSERT_TRUE(ExportPeft(files_, *lora_, directory_.Path("peft")).ok());
-  ASSERT_TRUE(ExportHf(files_, *f32_, directory_.Path("shards"), HfBitNetClass::kBitLinear, 12'000).ok());
+  ASSERT_TRUE(
+      ExportHf(files_, *f32_, directory_.Path("shards"), HfBitNetClass::kBitLinear, /*max_shard_bytes=*/12'000).ok());
   for (const char* hf : {"hf", "shards"}) {
     const std::string command = Quoted(python) + " " +
                                 Quoted(NIBBLE_SOURCE_DIR "/tests/server/convert/load_export.py") + " " +

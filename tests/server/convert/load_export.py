@@ -1,5 +1,5 @@
 """Loads exports with transformers and PEFT: load_export.py HF_DIR PEFT_DIR. Exits with 0 only if all checks pass, and
-PEFT warns of nothing."""
+PEFT gives no warning other than a FutureWarning."""
 import json
 import pathlib
 import sys

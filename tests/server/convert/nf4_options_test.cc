@@ -150,8 +150,8 @@ TEST_F(Nf4OptionsTest, RefusesBlocksOfAnotherSize) {
   }
 }
 
-// Other models have the nibble.json that earlier versions wrote. Earlier versions refuse a model with other blocks
-// instead of reading its scales as those of blocks of 64.
+// Models with the default options have the nibble.json that earlier versions wrote. Those versions refuse a model with
+// other options, instead of misreading its scales.
 TEST(Nf4OptionsInfoTest, OnlyModelsWithOtherOptionsHaveVersionFour) {
   model::ArtifactInfo info;
   info.format = Format::kNf4;

@@ -331,7 +331,7 @@ TEST_F(LinearNormsTest, RejectsEpsThatTransformersCannotRepresent) {
 
 // transformers packs four rows to a byte.
 TEST_F(LinearNormsTest, RejectsRowsThatTransformersCannotPack) {
-  ASSERT_TRUE(ToTernary(*Masters("masters", 1e-6, 1e-6, 2), "ternary").ok());
+  ASSERT_TRUE(ToTernary(*Masters("masters", 1e-6, 1e-6, /*fewer_rows=*/2), "ternary").ok());
   const auto status = ExportHf(files_, *Open("ternary"), directory_.Path("export"));
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   EXPECT_EQ(base::Reason(status), "FIELD_VIOLATION");

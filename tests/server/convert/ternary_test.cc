@@ -68,7 +68,8 @@ TEST(TernarizeOnceTest, RejectsNonFiniteWeights) {
   }
 }
 
-// transformers ternarizes this folder's masters at every forward pass. Made ternary here, they give the same logprobs.
+// transformers ternarizes the masters of bitnet/auto_online at every forward pass. Converted, they give the same
+// logprobs.
 TEST_F(TernaryTest, ConvertedMastersMatchTransformersOnlineModel) {
   const auto masters = Import("bitnet", "auto_online");
   const auto report = ToTernary(*masters, "ternary");
@@ -236,7 +237,7 @@ TEST_F(TernaryTest, KeepsScalesAndFloatLinearsOfTheMasters) {
   }
 }
 
-// Models without these options have the nibble.json that earlier versions wrote, as for weight-only models.
+// Models without the options `scales` and `float_linears` have the nibble.json that earlier versions wrote.
 TEST(BitNetInfoTest, OnlyModelsWithOptionsHaveVersionThree) {
   model::ArtifactInfo info;
   info.format = Format::kTernary;

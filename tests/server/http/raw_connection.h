@@ -1,4 +1,4 @@
-// A client's end of a connection to the HTTP port that sends raw text.
+// A client's end of a connection to the HTTP port. It sends raw text.
 #pragma once
 #include <gtest/gtest.h>
 #include <netinet/in.h>

@@ -15,7 +15,7 @@
 namespace nibble::http {
 namespace {
 
-// Takes every file descriptor that the process may have, until it is destroyed.
+// Limits the process to 256 file descriptors and takes those that are free, for as long as the object exists.
 class AllFiles {
  public:
   AllFiles() {

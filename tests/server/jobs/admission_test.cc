@@ -123,7 +123,8 @@ TEST_F(AdmissionTest, FullQueueRefusesJobs) {
   EXPECT_EQ(base::Reason(controller_->Submit(Spec(), "").status()), "QUEUE_FULL");
 }
 
-// retry_ms is the ETA that a trainer reported, minus the time since that report.
+// retry_ms is the shortest ETA that a trainer reported, minus the time since that report. It is a minute if no trainer
+// has reported, and at least a second.
 TEST_F(AdmissionTest, RefusalSaysWhenTheNextJobEnds) {
   Kill();
   options_.max_queued = 2;

@@ -305,7 +305,7 @@ TEST(AttemptClaimTest, OneHolderHasAnAttemptUntilItsDirectoryIsReplaced) {
   EXPECT_FALSE(claim->held());
 }
 
-TEST(AttemptClaimTest, OneOfManyProcessesGetsTheAttempt) {
+TEST(AttemptClaimTest, OneOfManyConcurrentHoldersGetsTheAttempt) {
   for (int round = 0; round < 20; ++round) {
     const TempDirectory temp;
     std::atomic<int> holders = 0;

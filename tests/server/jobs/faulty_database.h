@@ -97,7 +97,7 @@ class FaultyDatabase : public Database {
   std::atomic<int> writes_ = 0;
 };
 
-// A database whose Apply and Append fail while `refuses` is set, as on a full disk. One thread.
+// A database whose Apply and Append fail with Unavailable while `refuses` is set. One thread.
 class RefusingDatabase : public FaultyDatabase {
  public:
   explicit RefusingDatabase(std::unique_ptr<Database> real)

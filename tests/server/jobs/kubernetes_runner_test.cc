@@ -1,4 +1,4 @@
-// R29 and R30 of docs/faults.md against a fake API server.
+// The Kubernetes runner against a fake API server. R29 and R30 are rows of docs/faults.md.
 #include "server/jobs/kubernetes_runner.h"
 
 #include <gmock/gmock.h>

@@ -253,7 +253,7 @@ TEST_F(ApiClientTest, CertificateMustNameTheHost) {
 
 TEST_F(ApiClientTest, UnknownHostIsUnavailable) {
   ClusterAccess access = server_.access();
-  access.host = std::string(80, 'x');  // longer than DNS permits, so that no server is asked
+  access.host = std::string(80, 'x');  // a label longer than DNS permits, so that no server is asked
   ApiClient client(access);
   const absl::Status status = Get(client, kJobs).status();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;

@@ -73,7 +73,7 @@ TEST(PodAccessTest, NeedsAllNames) {
   }
 }
 
-// An API server for one request.
+// An API server that takes one request per call of ReadFrom.
 class ReadLastExitTest : public ::testing::Test {
  protected:
   void SetUp() override {

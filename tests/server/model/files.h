@@ -1,4 +1,4 @@
-// Shared by the tests of model/ and convert/: a temporary directory, the golden folder, raw safetensors bytes.
+// For tests that use model files: a temporary directory, the golden folder, raw safetensors bytes.
 #pragma once
 #include <gtest/gtest.h>
 #include <stdlib.h>

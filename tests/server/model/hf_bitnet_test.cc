@@ -97,7 +97,7 @@ class HfBitNetImportTest : public FamilyFixture {
   }
 
   void Use(const std::string& name) { Copy("bitnet", name); }
-  // Rewrites the source's tensors. Those that `others` names get its values.
+  // Rewrites the source's tensors. The tensors that `others` names get the type, shape and bytes given there.
   void Replace(const std::map<std::string, Values>& others) {
     const std::string path = Source() + "/model.safetensors", old = Source() + "/old.safetensors";
     std::filesystem::rename(path, old);

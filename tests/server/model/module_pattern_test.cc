@@ -41,7 +41,7 @@ TEST(ModulePatternTest, EndMustFollowADot) {
   EXPECT_FALSE(MatchesEnd("layers.11.self_attn.q_proj", kQ));
 }
 
-// RE2 or Python refuses these, or the two read them differently.
+// RE2 or Python refuses these, or may read them differently. A pattern must also have 1 to 256 bytes.
 TEST(ModulePatternTest, RefusesSyntaxThatPythonAndRe2DoNotShare) {
   for (const char* text : {"",         "(q_proj",
                            "q_proj)",  "[q",

@@ -112,8 +112,8 @@ TEST_F(PeftAdapterTest, RejectsValuesThatAreNotFinite) {
   }
 }
 
-// docs/faults.md, C5. A file with missing tensors is refused before `admit` is called; a file with a non-finite value,
-// after.
+// docs/faults.md, C5. A file with missing tensors is refused before `admit` is called, and a file with a non-finite
+// value afterwards.
 TEST_F(PeftAdapterTest, C5RequestsMemoryForItsValuesBeforeItReadsThem) {
   std::int64_t bytes = 0;
   for (const auto& value : values_) bytes += static_cast<std::int64_t>(value.size() * sizeof(float));

@@ -1,4 +1,4 @@
-// F1: compares our reader with the `safetensors` crate on the fuzz corpus.
+// docs/faults.md, F1: compares our reader with the `safetensors` crate on the fuzz corpus.
 #include <gtest/gtest.h>
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// A table of operations, and disks that stall, for tests of operations.
+// A table of operations on a disk that may stall, for tests of operations.
 #pragma once
 #include <gtest/gtest.h>
 

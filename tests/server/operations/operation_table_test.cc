@@ -79,7 +79,7 @@ TEST_F(OperationTableTest, OperationThatExceedsItsDeadlineIsEnded) {
   ASSERT_TRUE(table->Cancel(second).ok());
   clock_.Advance(absl::Seconds(11));
   EXPECT_EQ(EndOf(*table, second).error.code(), absl::StatusCode::kCancelled);
-  // An operation that finishes without a check has succeeded.
+  // An operation that finishes before it checks its deadline has succeeded.
   const std::string over = start([this](registry::OperationScope&) -> absl::StatusOr<OperationResponse> {
     clock_.Advance(absl::Seconds(11));
     return OperationResponse();

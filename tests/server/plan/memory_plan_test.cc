@@ -252,7 +252,7 @@ TEST(MemoryPlanTest, MastersOfInt8MixedInBf16NeedNoRoundedCopies) {
     const PublishingBytes f32_publishing = PlanOf(spec).Publishing(spec, config, 2, f32.weights);
     spec.int8_mixed.master_dtype = "bf16";
     const TrainingBytes bf16 = PlanOf(spec).Training(spec, config, 2, 64);
-    // Only the float gradient of the input of a8w8-qat reads linears in bf16.
+    // Only a8w8-qat reads linears in bf16: it computes the gradient of the input in floats.
     const std::int64_t linears = preset == "a8w8-qat" ? ModelSizes(config).linears * 2 : 0;
     EXPECT_EQ(f32.weights - bf16.weights, parameters * 4 + table * 2 + linears);
     EXPECT_GE(bf16.workspace - f32.workspace, TableGradientBytes(ModelSizes(config), 2));

@@ -181,8 +181,8 @@ TEST_F(PlanJobTest, DoraCountsItsMagnitudesAndTheOutputsThatItKeeps) {
   EXPECT_GT(Pools(after).at("activation"), Pools(before).at("activation"));
 }
 
-// Values, gradients and what the evaluation reads count as the adapter's; a head also needs room for the form that
-// backward products read.
+// Values, gradients and the form that the evaluation reads count as "adapter". An embedding or a head also needs
+// workspace for the form that backward products read.
 TEST_F(PlanJobTest, SavedModulesCountInParametersAndMemory) {
   inputs_.config.tied_embeddings = false;
   const auto before = Plan();

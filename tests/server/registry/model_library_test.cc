@@ -1,4 +1,4 @@
-// Tests work on whole models without the API, for what tests over the wire cannot see directly.
+// Calls ModelLibrary without the API, to check what tests over the wire cannot see directly.
 #include "server/registry/model_library.h"
 
 #include <gmock/gmock.h>

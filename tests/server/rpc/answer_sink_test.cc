@@ -1,4 +1,4 @@
-// How the callbacks of an engine become an answer: its pieces, and what the error of an interrupted answer says.
+// Answers made from the callbacks of an engine: their pieces, readers that are too slow, errors of interrupted answers.
 #include "server/rpc/answer_sink.h"
 
 #include <gmock/gmock.h>

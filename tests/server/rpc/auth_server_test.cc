@@ -267,7 +267,7 @@ TEST_P(AuthEffectTest, S1RefusedCallsHaveNoEffect) {
 TEST_P(AuthServerTest, S2EveryRoleMayCallExactlyItsMethods) {
   const char* const names[] = {"viewer", "infer", "train", "operator", "admin"};
   std::vector<auth::MethodRule> rules(auth::MethodRules().begin(), auth::MethodRules().end());
-  // Drain last: a server that drains answers nothing else.
+  // Drain last: while the server drains, most services refuse every call.
   std::stable_partition(rules.begin(), rules.end(),
                         [](const auth::MethodRule& rule) { return !rule.method.ends_with("/Drain"); });
   for (const auth::MethodRule& rule : rules) {

@@ -1,4 +1,4 @@
-// The errors DATA_LOSS and UNIMPLEMENTED over the wire, and errors of gRPC itself, with their details (docs/errors.md).
+// DATA_LOSS and UNIMPLEMENTED with their details over the wire; gRPC's own errors, which have none (docs/errors.md).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// Checks the tables of docs/errors.md over the wire, as a client sees them. The document names the tests of all other
-// reasons (coverage_test checks that).
+// Checks reasons of docs/errors.md over the wire, as a client sees them. The document names the tests of reasons that
+// have no case here or in data_loss_test.cc (coverage_test.cc checks that).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

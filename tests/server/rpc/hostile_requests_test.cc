@@ -223,7 +223,7 @@ class HostileRequestsTest : public AppTest {
     return is(StrCat(method->service()->full_name(), "/", method->name())) ||
            is(StrCat(field->containing_type()->name(), ".", field->name()));
   }
-  // Expects a refusal for this field: the name is invalid, or nothing has that name.
+  // Expects a refusal for this field: it is not implemented, the name is invalid, or nothing has that name.
   static void ExpectRefused(const grpc::Status& status, const MethodDescriptor* method, const FieldDescriptor* field,
                             const std::string& where) {
     if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
@@ -368,16 +368,16 @@ class HostileRequestsTest : public AppTest {
 
   std::string root_, outside_;
   std::string artifact_;          // an export of "tiny"
-  mutable int num_adapters_ = 0;  // a conversion with a permitted name makes an adapter
+  mutable int num_adapters_ = 0;  // in the adapter's name: a conversion that succeeds takes that name
   bool has_device_ = false;
 };
 
 // One service in each test, so that the tests can run side by side.
 struct HostileService {
   const char* name;
-  // The fewest that show that the test still works: its requests, and those among them that lead out.
+  // Minimum numbers, which show that the test still works: of requests, and of requests whose text leads out.
   int requests, lead_out;
-  int jobs = 0, failed_operations = 0;  // the fewest that the requests begin
+  int jobs = 0, failed_operations = 0;  // minimum numbers that the requests begin
 };
 void PrintTo(const HostileService& service, std::ostream* out) { *out << service.name; }
 

@@ -109,7 +109,7 @@ class InferenceTextTest : public testing_support::InferenceFixture {
     });
     calls[name] = std::move(pending);
   }
-  // Begins a call of each method that encodes `chat`, and of RenderTemplate.
+  // Begins a call of each method that renders and encodes `chat`, except ChatStream.
   Calls BeginAll(const std::string& model, const v1::ChatInput& chat) {
     using Stub = v1::InferenceService::Stub;
     Calls calls;

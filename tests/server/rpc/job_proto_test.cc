@@ -89,7 +89,8 @@ using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
-// Sets a field to a value that is not its default and not the only implemented one.
+// Sets a field to a value that is neither its default nor the only implemented one, where the type of the field
+// permits; for the exceptions see messages_and_defaults below.
 void SetUnusual(Message& message, const FieldDescriptor* field) {
   const auto* r = message.GetReflection();
   if (field->is_map()) {

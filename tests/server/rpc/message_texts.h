@@ -13,7 +13,7 @@ namespace nibble::testing_support {
 // A string or bytes field of a message, after the fields of the messages around it.
 using TextPath = std::vector<const google::protobuf::FieldDescriptor*>;
 
-// Adds every such field of the message and of the messages in it. Call it with an empty `above`.
+// Adds every such field of the message and of the messages in it, down to kMaxDepth. Call it with an empty `above`.
 inline void FindTexts(const google::protobuf::Descriptor* type, const TextPath& above, std::vector<TextPath>& found) {
   constexpr std::size_t kMaxDepth = 5;  // messages may contain themselves
   using google::protobuf::FieldDescriptor;

@@ -1,5 +1,5 @@
 // Work with whole models (import, conversion, verification) takes its memory from the memory for models, and is refused
-// if that memory does not suffice. Over the wire.
+// if that memory does not suffice. The tests call the server over the wire.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

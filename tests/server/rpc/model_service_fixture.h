@@ -71,7 +71,7 @@ class ModelServiceTest : public AppTest {
     grpc::ClientContext context;
     return models_->ImportModel(&context, request, operation);
   }
-  // Imports, and returns the finished operation. So does Convert, below.
+  // Imports, and returns the finished operation. Convert, below, also waits for the end of its operation.
   longrunning::Operation Imported(const v1::ImportModelRequest& request) {
     longrunning::Operation operation;
     const auto status = StartImport(request, &operation);

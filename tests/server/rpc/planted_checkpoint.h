@@ -15,9 +15,9 @@
 namespace nibble::testing_support {
 
 // Puts a checkpoint of `step` into attempt 1 of a job of the server whose state is DIRECTORY/state. The checkpoint is
-// complete, but holds no adapter, only what `write` puts into its directory. Returns its directory; "" after a failure.
-// The checkpoint is written outside the state and then moved, because the server removes unfinished files in the
-// attempts of a job without a trainer.
+// complete, but besides its manifest holds only state.json and what `write` puts into its directory. Returns its
+// directory; "" if no checkpoint can be begun. The checkpoint is written outside the state and then moved, because the
+// server removes unfinished files in the attempts of a job without a trainer.
 inline std::string PlantCheckpoint(const std::string& directory, const std::string& job, int step,
                                    const std::function<void(const std::string& path)>& write = {}) {
   auto& files = base::RealFileSystem();

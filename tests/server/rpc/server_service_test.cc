@@ -92,7 +92,7 @@ TEST_F(ServerServiceTest, EveryUnimplementedMethodIsRefusedByName) {
   EXPECT_GT(methods, 0);
 }
 
-// No unary method crashes on an empty request, and every error has its reason.
+// No unary method crashes on an empty request, and every error has its reason. WaitOperation is not called.
 TEST_F(ServerServiceTest, EveryMethodAnswersAnEmptyRequest) {
   std::vector<std::string> methods;
   for (const char* service_name : rpc::kServices) {
@@ -104,7 +104,7 @@ TEST_F(ServerServiceTest, EveryMethodAnswersAnEmptyRequest) {
       methods.push_back(base::StrCat(service_name, "/", std::string(method->name())));
     }
   }
-  // Drain last: a server that drains answers nothing else.
+  // Drain last: while the server drains, most services refuse every call.
   std::stable_partition(methods.begin(), methods.end(),
                         [](const std::string& method) { return !method.ends_with("/Drain"); });
   ASSERT_TRUE(methods.back().ends_with("/Drain"));

@@ -212,7 +212,7 @@ TEST_F(StreamReactorTest, TakenCountsTheMessagesThatTheReaderTook) {
   EXPECT_TRUE(reader->Finish().ok());
 }
 
-// C12 (docs/faults.md): if it were not cut off, a client that reads nothing would keep its place, and the message being
+// C12 (docs/faults.md): without the cut, a client that reads nothing would keep its place, and the message being
 // written, as long as its connection lives.
 TEST_F(StreamReactorTest, AbortedStreamWhoseClientReadsNothingIsCutOff) {
   base::StreamSlots slots("--max_watches", 1);
@@ -263,8 +263,8 @@ TEST_F(StreamReactorTest, WatchedReaderMustTakeMessagesAtTheMinimumRate) {
     Fill(*stream);
     stream->WatchReader(min_rate);
     v1::ServerLoad message;
-    const int most =
-        min_rate > 0 ? 400 : 24;  // three windows, eight messages in each; a slow reader is cut off earlier
+    // 24 messages take three windows of slow_reader. With a minimum rate, the reader is cut off long before 400.
+    const int most = min_rate > 0 ? 400 : 24;
     for (int i = 0; i < most && reader->Read(&message); ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       v1::ServerLoad next = Message(1);

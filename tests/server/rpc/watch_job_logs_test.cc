@@ -147,7 +147,7 @@ TEST_F(WatchJobLogsTest, PresentLogIsSentWhileTheJobRuns) {
   EXPECT_EQ(Story(request), "[1@8]");
 }
 
-// A log of more chunks than may wait for a client that does not read.
+// The log has more chunks than may wait for a client that does not read.
 TEST_F(WatchJobLogsTest, LargeLogArrivesInSmallChunks) {
   const std::string id = SubmitRunning();
   std::string text;

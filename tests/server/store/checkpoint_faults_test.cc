@@ -165,7 +165,7 @@ TEST(LostAttemptTest, TrainerThatLivesOnCannotWriteAndItsCheckpointsStay) {
   ASSERT_TRUE(files.CreateDirectories(first + "/checkpoints").ok());
   ASSERT_TRUE(Save(files, first, 1, "one").ok());
   EXPECT_FALSE(IsLost(files, first));
-  for (int i = 0; i < 2; ++i) {  // the second time, as a server does that starts after a kill
+  for (int i = 0; i < 2; ++i) {  // the second call: by a server that starts after a kill
     const absl::Status lost = LoseAttempt(files, first);
     ASSERT_TRUE(lost.ok()) << lost;
     EXPECT_TRUE(IsLost(files, first));

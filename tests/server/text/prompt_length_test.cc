@@ -71,7 +71,8 @@ TEST(PromptLengthTest, TokensAreThoseOfTheWholeText) {
         const auto whole = tokenizer->EncodeWithSpans(text, add_special_tokens);
         ASSERT_TRUE(whole.ok()) << whole.status();
         // An unknown token of the unigram model stands for more bytes than the longest token, so the text would
-        // be refused if the limit were its number of tokens.
+        // be refused if the limit were its number of tokens. One less than its bytes is the largest limit for which
+        // tokens are counted. It wraps for "", whose tokens are not counted.
         const std::size_t most = tokenizer->is_local() ? whole->tokens.size() : text.size() - 1;
         const PromptLimits limits = {.max_tokens = static_cast<std::int64_t>(most)};
         const auto ids = EncodePrompt(*tokenizer, text, add_special_tokens, limits);

@@ -140,7 +140,7 @@ TEST_F(Int8MixedModelTest, MastersInBf16HaveTheGradientsOfEqualMastersInF32) {
   }
 }
 
-// The draws of the operands depend neither on the type of the masters nor on their step.
+// The random draws that round the operands of products do not depend on the type of the masters.
 TEST_F(Int8MixedModelTest, MastersInBf16AreRoundedInProductsAsMastersInF32) {
   Int8LinearOptions how;
   how.stochastic_forward = how.stochastic_gradients = true;

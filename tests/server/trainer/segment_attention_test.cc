@@ -75,7 +75,7 @@ class SegmentAttentionTest : public ::testing::Test {
         },
         inputs, torch::kFloat32);
   }
-  // One call over all tokens, with the other segments masked: the former implementation for packed rows.
+  // One call of torch over all tokens; a dense mask hides the other segments from each token.
   static Tensor Masked(const Tensor& q, const Tensor& k, const Tensor& v, const Case& c) {
     Tensor mask = torch::full({c.tokens, c.tokens}, -std::numeric_limits<float>::infinity());
     for (std::size_t s = 0; s + 1 < c.segments.size(); ++s) {

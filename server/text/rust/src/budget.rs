@@ -15,7 +15,9 @@ use std::sync::Once;
 use std::time::Duration;
 
 thread_local! {
+    // Whether guarded() runs on this thread: then panics are not printed.
     static GUARDED: Cell<bool> = const { Cell::new(false) };
+    // Whether allocations count against the budget; false again once it is exceeded.
     static ARMED: Cell<bool> = const { Cell::new(false) };
     static BYTES_LEFT: Cell<usize> = const { Cell::new(0) };
     static BLOCKS_LEFT: Cell<usize> = const { Cell::new(0) };

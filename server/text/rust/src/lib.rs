@@ -1,5 +1,5 @@
 //! Implements text_ffi.h: takes pointers and returns owned bytes. Each function here only
-//! converts between C and Rust; the work and the panic barrier are in the modules.
+//! converts between C and Rust, and turns panics into errors or defaults; the modules do the work.
 #![feature(alloc_error_hook)]
 // text_ffi.h states what callers must ensure.
 #![allow(clippy::missing_safety_doc)]

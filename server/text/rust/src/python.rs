@@ -6,8 +6,8 @@ use minijinja::{Error, ErrorKind};
 
 // Deeper than any message; keeps printing from overflowing the stack.
 const MAX_DEPTH: usize = 128;
-// Characters per level that tojson indents. More are cut, so that no template prints
-// megabytes of them.
+// Blanks per level that tojson indents, if `indent` is a number. More are cut, so that no
+// template prints megabytes of them.
 const MAX_INDENT: usize = 64;
 
 fn too_deep() -> Error {

@@ -302,7 +302,7 @@ impl Tokenizer {
         if let Some(id) = ids.iter().find(|&&id| id < 0) {
             return Err(Failure::Invalid(format!("got the id {id}, wanted 0 or more")));
         }
-        // As for a text of 64 bytes per id.
+        // The budget is that of a text with 64 bytes for each id.
         guarded(budget(64 * ids.len()), || {
             let mut tokens: Vec<String> = Vec::with_capacity(ids.len());
             let mut run: Vec<u8> = Vec::new();

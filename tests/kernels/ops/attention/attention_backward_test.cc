@@ -29,8 +29,8 @@ struct Types {
 };
 constexpr Types kBF16 = {DType::kBF16, DType::kBF16, DType::kBF16};
 
-// Rows in segments, and the gradient of their result. Of a bf16 matrix, q, k, v and grad_out hold values that bf16 can
-// represent; out is rounded when it is passed to the op.
+// Rows in segments, and the gradient of their result. q, k, v and grad_out hold values that their types can represent;
+// out is rounded to its type when it is passed to the op.
 struct Rows {
   std::int64_t kv_heads, group, d;
   std::vector<std::int64_t> segments;
@@ -95,7 +95,7 @@ Exact ExactGradients(Rows& rows) {
           delta += At(rows.grad_out, qi + c) * stored;
           size_delta += std::fabs(At(rows.grad_out, qi + c) * stored);
         }
-        // Of a probability: the errors of the score, of the rounded logsumexp, of their difference, and of Exp.
+        // Bounds the relative error of a probability, from the score, the rounded logsumexp, their difference and Exp.
         const double relative =
             std::expm1(score_error + 4 * support::kEpsF32 * (std::fabs(max) + std::fabs(logsumexp) + 1));
         for (std::size_t j = 0; j < count; ++j) {

@@ -114,7 +114,7 @@ TEST(RopeTest, BackwardUndoesForward) {
         EXPECT_NE(y, x);
       }
     }
-    // At most ten roundings (three in each direction, two in the table) of |a| + |b|, which is below 8.
+    // At most ten roundings (in each direction three, and two of the table's values) of |a| + |b|, which is below 8.
     for (std::size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(y[i], x[i], 10 * support::kEpsF32 * 8);
   }
 }

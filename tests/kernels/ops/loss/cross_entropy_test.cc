@@ -51,7 +51,7 @@ TEST(CrossEntropyTest, AgreesWithTheFormulaAndOnEveryPath) {
                                   .loss = &loss},
                                  {.isa = isa})
                         .ok());
-        // exp is off by 1 ulp, and its argument is a difference of values up to 20 that was itself rounded once.
+        // exp is off by at most 1 ulp, and its argument, a difference of magnitude up to 40, was rounded once.
         EXPECT_NEAR(loss, want_loss, 1e-5) << size;
         for (std::size_t i = 0; i < logits.size(); ++i) EXPECT_NEAR(logits[i], want[i], 2e-6) << size << " at " << i;
         if (plain.empty()) plain = logits;

@@ -84,7 +84,7 @@ TEST(MatmulLibraryTest, CudaStreamDoesNotUseTheProgramsLibrary) {
   Stream stream = CpuStream(Isa::kPlain);
   stream.library = &library;
   stream.device = DeviceKind::kCuda;
-  const absl::Status status = MatmulLibrary(p.Args(false), stream);
+  const absl::Status status = MatmulLibrary(p.Args(/*accumulate=*/false), stream);
   const bool built = Pick(kMatmulLibraryTable, stream) != nullptr;
   EXPECT_EQ(status.code(), built ? absl::StatusCode::kInternal : absl::StatusCode::kUnimplemented);
   EXPECT_EQ(status.message(),
@@ -94,13 +94,13 @@ TEST(MatmulLibraryTest, CudaStreamDoesNotUseTheProgramsLibrary) {
 TEST(MatmulLibraryTest, ReportsMissingLibraryAndWrongArguments) {
   Product p;
   Stream stream = CpuStream(Isa::kPlain);
-  EXPECT_EQ(MatmulLibrary(p.Args(false), stream).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(MatmulLibrary(p.Args(/*accumulate=*/false), stream).code(), absl::StatusCode::kFailedPrecondition);
   LoopLibrary library;
   stream.library = &library;
-  MatmulLibraryArgs args = p.Args(false);
+  MatmulLibraryArgs args = p.Args(/*accumulate=*/false);
   args.w.cols = 19;
   EXPECT_EQ(MatmulLibrary(args, stream).code(), absl::StatusCode::kInvalidArgument);
-  args = p.Args(false);
+  args = p.Args(/*accumulate=*/false);
   args.y.dtype = DType::kBF16;
   EXPECT_EQ(MatmulLibrary(args, stream).code(), absl::StatusCode::kUnimplemented) << "the library's own error";
   args.x.rows = args.y.rows = 0;

@@ -77,7 +77,8 @@ TEST(TernarizeTest, NanAndInfinityReachTheScale) {
   }
 }
 
-// docs/numerics.md 2: codes and scale are made once, because the mean of {-s, 0, s} is s times the share of non-zeros.
+// docs/numerics.md 2: codes and scale are made once, because the mean magnitude of -s, 0 and s is s times the share of
+// non-zeros.
 TEST(TernarizeTest, TernarizingTwiceWouldShrinkTheScale) {
   const std::vector<float> w = support::NormalVector(3, 64 * 64);
   std::vector<float> scale(64), again(64), dequantized(64 * 64);
