@@ -76,7 +76,7 @@ bool Agrees(const Tensor& got, const Tensor& want) {
 template <typename Run>
 void Add(Bench& bench, const std::string& name, std::int64_t t, std::int64_t n, std::int64_t k,
          std::function<LinearProblem&()> get, Roof roof, Run run) {
-  bench.Add({CaseName(name, t, n, k), roof, 6.0 * static_cast<double>(t * n * k),
+  bench.Add({CaseName(name, t, n, k), roof, 6.0 * static_cast<double>(t * n * k),  // three products
              [get, run] {
                LinearProblem& problem = get();
                const Gradients got = run(problem);

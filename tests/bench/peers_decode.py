@@ -4,8 +4,8 @@ heads, 2 threads.
 
 usage: peers_decode.py TOKENIZER_SOURCE.gguf WORK_DIR [--bin build/release/bin] [--turns 5] [--tokens 48] [--json OUT.json]
 Needs gguf, numpy, llama-cpp-python. WORK_DIR takes about 8 GB and keeps the models for a second run. The two programs
-take turns; the results are medians over the turns. Checks that every request gave all its tokens, and that the same
-prompt gave the same tokens in every turn.
+take turns; the results are medians over the turns after the first one. Checks that every answer of nibbled has all its
+tokens, and the same tokens in every turn.
 """
 import argparse
 import ctypes

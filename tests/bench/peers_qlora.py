@@ -2,8 +2,8 @@
 """QLoRA on SmolLM2-135M, 4 x 256 tokens, bf16, rank 16 on all linears, 2 threads: nibble-trainer, PEFT + bitsandbytes.
 
 usage: peers_qlora.py MODEL.gguf [--bin build/release/bin] [--steps 8] [--turns 2] [--json OUT.json]
-Needs torch, transformers, peft, bitsandbytes. The two take turns, ours first; tokens/s are medians over the steps after
-the second, peak memory is VmHWM of our trainer, and of the peer from its first step on, when its model is made. Checks
+Needs torch, transformers, peft, bitsandbytes. The two take turns, ours first. tokens/s: the median over the steps after
+the second of each turn. Peak memory: VmHWM; for the peer only from its first step on, when its model exists. Checks
 that the losses of both are finite, and that our last loss is at most 5 % above our first one.
 """
 import argparse

@@ -3,8 +3,8 @@
 
 usage: train_beside_serve.py MODEL.gguf [--bin build/release/bin] [--steps 8] [--turns 3] [--json OUT.json]
 Two servers take turns: one unchanged, and one whose trainers' OpenMP threads wait as libgomp does by default
-(GOMP_SPINCOUNT unset). tokens/s are medians: for training over the steps after the second of all turns, for one stream
-of 128 tokens over the requests. Checks that the losses of both are equal, step by step, with and without generation.
+(GOMP_SPINCOUNT unset). tokens/s are medians: for training over the steps after the second of each job, for generation
+over the requests, each one stream of 128 tokens. Checks that all jobs have equal losses, step by step.
 """
 import argparse
 import concurrent.futures

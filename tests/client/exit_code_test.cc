@@ -419,6 +419,7 @@ TEST(ExitCodeTest, TextThatIsNotUtf8IsNeverSent) {
   EXPECT_TRUE(server.generate.asked.empty() && server.generate_stream.asked.empty());
   EXPECT_TRUE(server.chat.asked.empty() && server.chat_stream.asked.empty());
   EXPECT_TRUE(server.score.asked.empty() && server.tokenize.asked.empty());
+  EXPECT_TRUE(server.get_model.asked.empty());
   EXPECT_TRUE(server.get_job.asked.empty() && server.watch_job.asked.empty());
 }
 

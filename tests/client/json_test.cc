@@ -1,5 +1,5 @@
 // Compares the output of commands with --json to the transcript in golden/json.txt: keys, numbers, zeros, nulls, one
-// object per line.
+// object per line. Further tests check the requests and the warnings of commands.
 #include "server/base/json.h"
 
 #include <gmock/gmock.h>
@@ -138,7 +138,7 @@ void FillJobs(FakeServer& server) {
 }
 
 void FillLogs(FakeServer& server) {
-  // The second chunk begins within a character; the last byte of the log is the beginning of one.
+  // The second chunk with data begins within a character; the last byte of the log is the beginning of one.
   server.watch_job_logs.Answers(
       {Proto<v1::JobLogChunk>("attempt: 1"), Proto<v1::JobLogChunk>(R"(attempt: 1 data: "one\ntwo \303")"),
        Proto<v1::JobLogChunk>(R"(attempt: 1 offset: 9 data: "\244\n\377")"), Proto<v1::JobLogChunk>("attempt: 2"),

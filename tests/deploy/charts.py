@@ -94,7 +94,7 @@ def write_schemas(version, target):
 
 
 def strict(schema):
-    """The schema with unknown fields as errors, as the API server warns about them. Changes `schema` itself too."""
+    """The schema, but unknown fields are errors; the API server only warns of them. Changes `schema` itself too."""
     if isinstance(schema, dict):
         if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
             schema.setdefault("additionalProperties", False)

@@ -57,7 +57,8 @@ def jobs(training=None, **values):
     return {"training": {"mode": "jobs", **(training or {})}, "networkPolicy": {"apiServer": {"cidrs": ["10.2.0.5/32"]}}, **values}
 
 
-# Combinations of values that are each valid alone, and the key that the message must name.
+# Values that the schema accepts but a template refuses, most of them because of other values or of defaults; and the
+# key that the message must name.
 TOGETHER = [
     ({"replicaCount": 2}, "replicaCount"),
     ({"autoscaling": {"enabled": True}}, "autoscaling.enabled"),

@@ -114,7 +114,7 @@ def test_commands_of_the_test_pod_pass_only_with_a_server(helm, tmp_path):
 @every_case
 def test_rules_select_the_job_of_the_scraped_service(helm, tool, case, tmp_path):
     """The Prometheus operator sets the label `job` to the name of the Service whose port is scraped: every selector of
-    the rules has that name, for any settings of the names."""
+    nibbled's metrics has that name, for any settings of the names. Selectors of kube_ metrics name the pods."""
     documents = charts.render(helm, case, ("metrics.prometheusRule.enabled=true", "replicaCount=1"))
     (service,) = [document["metadata"]["name"] for document in documents if document["kind"] == "Service"
                   and any(port["name"] == "http" for port in document["spec"]["ports"])]
@@ -177,7 +177,7 @@ def test_k3_detects_violations(helm):
 
 
 def test_secrets_are_files_only(helm):
-    """No Secret is passed in an argument or the environment."""
+    """No Secret is passed in the environment, so no argument can have one either: $(NAME) reads the environment."""
     for case in charts.CASES:
         for _, _, spec in charts.pods(charts.render(helm, case)):
             for container in spec["containers"]:

@@ -44,7 +44,7 @@ def test_stages_and_their_settings():
     assert {step.word for step in stages["trainer"].steps} == {"COPY"}
 
 
-def test_image_downloads_nothing_and_copies_no_secrets():
+def test_dockerfile_has_no_url_and_its_context_only_sources():
     text = DOCKERFILE.read_text()
     assert not re.search(r"^\s*ADD |curl|wget|https?://", text, re.MULTILINE)
     files = dockerfile.context_files(ROOT)

@@ -54,7 +54,7 @@ def test_trainer_job_is_made_from_the_charts_template(helm):
 
 
 def test_trainer_job_is_merged_as_in_nibbled():
-    """Constants of server/jobs/kubernetes_job.cc and its header that trainer_job.py repeats."""
+    """trainer_job.py repeats constants of server/jobs/kubernetes_job.cc and its header: they must be equal."""
     source = (ROOT / "server/jobs/kubernetes_job.cc").read_text()
     (policy,) = re.findall(r'R"\((\{"rules":.*?\})\)"', source, re.DOTALL)
     assert json.loads(policy) == trainer_job.FAILURE_POLICY
@@ -70,8 +70,8 @@ def test_trainer_job_is_merged_as_in_nibbled():
 
 @every_jobs_case
 def test_trainers_keep_what_the_chart_sets(helm, case):
-    """nibbled replaces the args and the limit of memory (the plan of 8 GiB and a tenth), sets restartPolicy, and adds two
-    variables and a CPU request. The request does not exceed the chart's limit."""
+    """nibbled replaces the args, and request and limit of memory (the plan of 8 GiB and a tenth), sets restartPolicy,
+    and adds two variables and a CPU request, which here equals the chart's limit."""
     documents = charts.render(helm, case)
     (server,) = [spec for name, _, spec in charts.pods(documents) if name.startswith("Deployment/")]
     state = [{"name": "state", "mountPath": "/var/lib/nibble"}]

@@ -95,7 +95,7 @@ class Server:
         self.process.wait()
 
     def stop(self):
-        """Sends SIGTERM and returns the exit code."""
+        """Sends SIGTERM and returns the exit code; None if the server does not run."""
         if self.process is None or self.process.poll() is not None:
             return None
         self.process.send_signal(signal.SIGTERM)

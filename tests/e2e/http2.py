@@ -59,8 +59,8 @@ class Connection:
             self.buffer += data
 
     def flood(self, stream, most, used=0):
-        """Sends up to `most` bytes on a stream, as fast as the server's windows allow. `used` bytes of the windows are
-        already spent; they must be counted, because one byte beyond a window ends the stream for that reason. Returns
+        """Sends up to `most` bytes on a stream, as fast as the server's windows allow, for at most 60 s. `used` bytes
+        of the windows are already spent; they count, because a byte beyond a window ends the stream. Returns
         (the kind of the frame that ended the stream or None, bytes sent)."""
         windows, sent, frames_sent = {0: 65535 - used, stream: 65535 - used}, 0, 0
         began = time.monotonic()

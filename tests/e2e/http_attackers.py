@@ -1,5 +1,6 @@
 """http_attackers.py HOST PORT KIND COUNT: runs COUNT misbehaving clients against the HTTP port until the process is
-killed. Reopens at once each connection that the server closes. Prints "ready" when all clients have connected once.
+killed. Replaces within 0.4 s each connection that the server closes. Prints "ready" when all clients have begun to
+connect.
   drip    sends a byte of a request every 0.4 s
   silent  sends nothing
   deaf    asks for /metrics again and again and reads nothing

@@ -19,7 +19,7 @@ import numpy as np
 import small_model
 from wire import Api, message, wait_for
 
-BLOCK_BYTES = 1 << 20  # the contract's limit of a chunk
+BLOCK_BYTES = 1 << 20  # the API's limit of a chunk
 STD = 0.02
 ONE = 0x3F80  # in bf16
 

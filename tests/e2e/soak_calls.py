@@ -66,7 +66,7 @@ class Calls:
 
 
 class CountedApi(Api):
-    """An Api for one thread. Reconnects after a kill of the server. Counts the error of a call, then raises it."""
+    """An Api for one thread. Reconnects after a kill of the server. Counts each call; raises its error."""
 
     def __init__(self, address, calls, life):
         super().__init__(address)
@@ -81,7 +81,7 @@ class CountedApi(Api):
 
     @contextlib.contextmanager
     def counted(self, kind):
-        """Yields a list: a number appended to it replaces the time to the end of the call as its duration."""
+        """Counts a call. Yields a list: its first number, if the caller adds one, counts as the call's duration."""
         self.renew()
         began, life, durations = time.monotonic(), self.life.number, []
         try:

@@ -1,5 +1,5 @@
-"""Imports PEFT adapters and exports shards and compressed-tensors with the real programs; numpy or PEFT reads the
-exports."""
+"""Imports PEFT adapters and exports shards and compressed-tensors with the real programs; numpy or transformers reads
+the exports."""
 import json
 import shutil
 import struct

@@ -46,8 +46,8 @@ OPTIONS = {
     "saved_tied": ({"modules_to_save": ["model.norm", "embed_tokens"]},
                    {"modules_to_save": ["model.norm", "embed_tokens"], "ensure_weight_tying": True}, {"modules_to_save": ["model.norm"]}),
 }
-# The base as it is stored: what lora trains on, in f32, and what qlora trains on, with blocks of 64 and of 32; both with
-# a separate head; and nf4 with linears wider than a block of 512 or 4096.
+# Reads each base as it is stored. lora trains on `float` and `untied`, qlora on the others, which are nf4. `untied` and
+# `untied4` have a separate head. In `base512` and `base4096`, the rows of down_proj are longer than a block.
 BASES = {"float": lambda server: load_file(server.state / "models/float/model.safetensors"),
          "base": lambda server: dequantized(server.state / "models/base"),
          "base32": lambda server: dequantized(server.state / "models/base32"),

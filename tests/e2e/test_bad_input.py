@@ -1,4 +1,5 @@
-"""User mistakes get a clear error at once and leave nothing behind."""
+"""User mistakes get a clear error. They leave nothing behind, except for a FAILED job if only its rows or its training
+show the mistake."""
 import json
 import struct
 

@@ -1,5 +1,5 @@
-"""Compares twenty BitNet QAT steps of every preset with a plain PyTorch model of BitLinears: same start, same data,
-fp32."""
+"""Compares twenty BitNet QAT steps of the presets native, bitnet-2b4t and bitnet-tips with a plain PyTorch model of
+BitLinears: same start, same data, fp32."""
 import json
 from types import SimpleNamespace
 

@@ -241,7 +241,8 @@ def test_a_page_is_learnt_by_heart_from_random_weights_and_recited_as_ternary(tm
 
 
 def test_settings_reach_the_trainer(shared, tmp_path):
-    """The forward pass does not depend on the estimator: the first losses are equal, the second ones differ."""
+    """The forward pass does not depend on ste and scale_grad: the first losses are equal, the second ones differ. The
+    other settings change the first loss."""
     losses = {}
     for name, method in {"identity": {}, "round_only": {"ste": "STE_MODE_ROUND_ONLY"},
                          "scaled": {"ste": "STE_MODE_ROUND_ONLY", "scale_grad": True}, "clipped": {"ste": "STE_MODE_CLIPPED"},

@@ -48,7 +48,7 @@ def test_second_trainer_of_an_attempt_writes_nothing(tmp_path, model_directory, 
 
 
 def test_trainer_whose_directory_is_replaced_ends_and_writes_nothing_more(tmp_path, model_directory, text_file):
-    server = Server(tmp_path / "state", "--no_progress_timeout_s", "20").start()  # signs of life, and looks at the claim, every 5 s
+    server = Server(tmp_path / "state", "--no_progress_timeout_s", "20").start()  # so a trainer looks at its claim every 5 s
     try:
         attempt = begin(server, model_directory, text_file)
         (pid,) = trainers(server)

@@ -1,7 +1,7 @@
 """Compares twenty steps of int8 mixed precision with torchao: same start, data and optimizer, fp32 outside the int8
 products. Sums in another order change the last bit of a value. Where such a value lies at a rounding tie, its code
-changes by one (1/127 of the largest value of its row). So twenty losses of torchao differ from those of torchao when its
-first weights are multiplied by 1 + 1e-7 z, z normal: with five seeds by up to 2.0e-3 if all products are int8."""
+changes by one (1/127 of the largest value of its row). So torchao's own twenty losses change when its first
+weights are multiplied by 1 + 1e-7 z, z normal: over five seeds by up to 2.0e-3 if all products are int8."""
 import json
 from types import SimpleNamespace
 
@@ -18,8 +18,8 @@ pytest.importorskip("transformers", exc_type=ImportError)
 torchao = pytest.importorskip("torchao.quantization", exc_type=ImportError)
 training = pytest.importorskip("torchao.prototype.quantized_training", exc_type=ImportError)
 
-# 1.5 times the largest difference of torchao from itself. With int8 products in one direction only, that is below the
-# difference from float products: 2.3e-3, 2.5e-3 and 4.7e-4.
+# 1.5 times the largest such difference of torchao from itself. All bounds but the first are below the difference of
+# torchao from float products: 2.3e-3, 2.5e-3 and 4.7e-4.
 BOUNDS = {"all": 3.0e-3, "forward": 1.5e-3, "float weight gradient": 2.0e-3, "float forward": 3.0e-4}
 # Our switches, and torchao's.
 SWITCHES = {"all": ({}, {}), "forward": ({"grad_input": False, "grad_weight": False}, {"grad_input": False, "grad_weight": False}),

@@ -139,8 +139,8 @@ def test_next_server_adopts_the_trainer_of_a_killed_server(undisturbed):
 def test_watch_of_a_new_job_continues_after_the_server_restarts(undisturbed, tmp_path):
     server, digest = undisturbed
     out = tmp_path / "events"
-    command = [BIN / "nibble", "--server", server.grpc, "--json", "jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page",
-               "--output", "watched", "--max-steps", STEPS, "--save-every", SAVE, *TRAIN, "--watch"]
+    command = [BIN / "nibble", "--server", server.grpc, "--json", "jobs", "create", "--method", "qlora", "--base", "small",
+               "--dataset", "page", "--output", "watched", "--max-steps", STEPS, "--save-every", SAVE, *TRAIN, "--watch"]
     with open(out, "wb") as opened:
         program = subprocess.Popen([str(word) for word in command], stdout=opened, stderr=subprocess.PIPE, text=True, env={})
 

@@ -58,7 +58,7 @@ def fill(server, job, evaluated):
         shutil.copytree(server.state / "jobs" / evaluated, server.state / "jobs" / f"evaluated-{i + 1:08}", copy_function=os.link)
     large_state.add_final(database, job, JOBS - QUEUED - EVALUATED, labels=[("team", "a", 2), ("rare", "yes", 9973)])
     large_state.add_queue(database, job, QUEUED)
-    # One log has a tenth of the events; all other logs are equally long.
+    # One log has a tenth of the events. The logs of the other final jobs share the rest equally.
     large_state.add_steps(database, "id = 'final-00000001'", EVENTS // 10)
     large_state.add_steps(database, "id > 'final-00000001' AND id LIKE 'final-%'", EVENTS * 9 // 10 // (JOBS - QUEUED - EVALUATED))
     database.close()

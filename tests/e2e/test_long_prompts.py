@@ -20,8 +20,8 @@ SEND_LONG_PROMPTS = f"""for method in ("Generate", "Score", "Tokenize"):
             except Exception as error:
                 assert "PROMPT_TOO_LONG" in str(error) or "bytes" in str(error) or "already waiting" in str(error), error"""
 
-# Chats with small contents: a role is rendered too, and the template adds text around each message. Both chats are as
-# large as a text may be. The first turn of the attack stores them in `chats`, because building them takes long.
+# Chats with small contents: a role is rendered too, and the template adds text around each message. Both chats are
+# nearly as large as a text may be. The first turn of the attack stores them in `chats`: building them takes long.
 LARGE_CHATS = {"a role": 'message("ChatInput", messages=[message("ChatMessage", role="r " * 500_000)])',
                "many messages": 'message("ChatInput", messages=[message("ChatMessage", role="user")] * 20_000)'}
 SEND_LARGE_CHATS = f"""globals().setdefault("chats", []) or chats.extend([{", ".join(LARGE_CHATS.values())}])

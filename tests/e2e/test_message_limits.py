@@ -1,5 +1,5 @@
-"""Messages that are too large, too many, or claim a false size (docs/faults.md, L6) are refused, and no memory is
-allocated for them."""
+"""Messages that are too large, too many, or claim a false size (docs/faults.md, L6) are refused, and take little
+memory; one that does not end takes little more than the quota."""
 import pathlib
 import re
 import struct

@@ -1,5 +1,5 @@
-"""Every method with every optimizer (docs/methods/README.md): a pair that works runs some steps, and its checkpoint has
-the moments of the optimizer beside values of the method's types; another one is refused before the queue."""
+"""Every method with every optimizer (docs/methods/README.md) runs some steps, and its checkpoint has the moments of the
+optimizer beside values of the method's types. bf16 parameters with f32 products are refused before the queue."""
 import json
 import math
 

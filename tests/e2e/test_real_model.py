@@ -64,7 +64,7 @@ def test_f32_agrees_with_transformers(server, text, reference):
 
 
 def test_weight_only_model_has_the_divergence_of_its_weights(server, text, reference):
-    """The served model, and transformers with the weights that its codes stand for, beside the f32 model."""
+    """Compares transformers on the weights that the codes stand for: with the f32 model and with the served model."""
     ids, f32, _ = reference
     server.run("models", "convert", "f32", "--to", "int8", "--activations", "bf16", "--head", "bf16", "--name", "weight-only")
     stored = load_file(server.state / "models/weight-only/model.safetensors")

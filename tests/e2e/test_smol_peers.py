@@ -246,8 +246,8 @@ def bitnet_qat(bench, bits, **options):
 
 
 # Function and its options, learning rate, and bound of the relative difference of twenty losses. None: the bound is three
-# times the difference between two runs of the package, one of them from weights with a relative noise of 1e-7. In
-# int8_mixed, rows and gradients become codes; with another order of summation, a value near a rounding tie gets another
+# times the difference between two runs of the package, one of them from weights with a relative noise of 1e-7. There,
+# rows become 8-bit codes, in int8_mixed gradients too; with another order of summation, a value near a tie gets another
 # code, and AdamW turns even a small difference of gradients into a whole step.
 CASES = {"full": (full, {}, 1e-4, BOUND),
          "lora": (lora, {"adapter": {}}, 1e-3, BOUND),

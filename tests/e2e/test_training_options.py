@@ -119,7 +119,7 @@ INT8_MIXED = [
     *({"master_dtype": "COMPUTE_DTYPE_BF16", **more}
       for more in ({}, {"preset": "a8w8-qat", "init": "WEIGHT_INIT_RANDOM"}, {"preset": "switchback"})),
 ]
-# An evaluation of the model as trained, which reads bf16 parameters in float products.
+# Evaluates the model as trained, which reads bf16 parameters in float products.
 INT8_MIXED_FAST = [{"int8_mixed": {"master_dtype": "COMPUTE_DTYPE_BF16", "preset": "torchao", "stochastic_gradients": True},
                     "eval_dataset": "four", "run": {"eval_every": 1}}]
 LORA = [
@@ -127,7 +127,7 @@ LORA = [
     {"r": 64, "alpha": 0.5, "lora_plus_ratio": 16}, {"dropout": 0.3, "seed": 9}, {"use_dora": True},
     {"modules_to_save": ["embed_tokens"]}, {"modules_to_save": ["norm"], "use_dora": True, "compute_dtype": "COMPUTE_DTYPE_F32"},
 ]
-# On both float types, each with both types of compute.
+# On a base in bf16, with both types of compute; LORA has both on the base in f32.
 LORA_BASES = [{"lora": {"r": 4, "compute_dtype": f"COMPUTE_DTYPE_{compute}"}, "base_model": "small-bf16"} for compute in ("BF16", "F32")]
 
 INT8_QT = [
@@ -143,8 +143,8 @@ INT8_QT = [
                          [{"lora": {"dropout": 0.2}, "run": {"activation_checkpointing": True, "grad_accum": 2}}], ids=json.dumps)
 def test_model_trained_with_every_option_is_converted_and_served(train, changes):
     """Two steps with each option: every option that a user may choose ends in a model that gives the recorded bits. The
-    trainer makes the record, except where rows share a scale in training: only the conversion can record what such a
-    model answers."""
+    trainer makes the record, except for bitnet_qat whose rows share a scale in training: only the conversion can record
+    what such a model answers."""
     spec = {"base_model": "small", "train_dataset": "ragged", "data": {"max_seq_len": 160}, "optim": {"lr": 1e-3},
             "run": {"micro_batch": 2}}
     if not {"bitnet_qat", "full", "int8_mixed", "int8_qt", "lora"} & set(changes):
