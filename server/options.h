@@ -37,7 +37,7 @@ struct KubernetesOptions {
   std::string server_name;  // label of this server's Jobs
   std::string queue;        // Kueue's LocalQueue; "": without Kueue
   kube::ClusterOptions cluster;
-  double start_timeout_s = 300;      // for an image, configuration or right that is wrong
+  double start_timeout_s = 300;      // then a trainer with a wrong image, configuration or rights has failed to start
   double lost_node_timeout_s = 300;  // then the attempt of a node that does not answer is given up
 };
 

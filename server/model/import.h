@@ -51,13 +51,13 @@ struct ImportOptions {
 // .gguf file and no config.json. Weights become f32 or bf16, each value rounded once. Weights of transformers' "bitnet"
 // (hf_bitnet.h) become a ternary artifact, or master weights. GGUF's quantized blocks are dequantized as the format
 // defines. An eos_token_id in generation_config.json overrides that of config.json. K and V are cached in `dtype`.
-// Random weights are N(0, 0.02) for matrices, 1 for norms and 0 for biases.
+// Random weights: matrices have mean 0 and standard deviation 0.02, norms are 1 and biases 0.
 // On any error but AlreadyExists, nothing is left at `target`. A tokenizer.json, or one made from a GGUF's vocabulary,
 // of more than max_tokenizer_bytes is refused before it is parsed.
 // Errors: NotFound (a required file), InvalidArgument (config, shapes, values that are not finite; named), DataLoss
 // (truncated or contradictory files), Unimplemented (an unsupported feature, by name), AlreadyExists (target),
-// FailedPrecondition (RAW_MASTERS), ResourceExhausted (UPLOAD_TOO_LARGE: tokenizer.json), those of the options'
-// functions.
+// FailedPrecondition (RAW_MASTERS), ResourceExhausted (UPLOAD_TOO_LARGE: tokenizer.json; MALFORMED_FILE: beyond a
+// limit of safetensors.h), those of the options' functions.
 absl::StatusOr<ImportReport> ImportModel(base::FileSystem& files, const std::string& source, const std::string& target,
                                          kernels::DType dtype, const ImportOptions& options = {});
 

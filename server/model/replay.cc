@@ -30,7 +30,7 @@ absl::StatusOr<std::vector<std::string>> RowDigests(const LoadedModel& model, co
 absl::Status CheckTokens(const LoadedModel& model, std::span<const std::int32_t> tokens) {
   for (const std::int32_t token : tokens) {
     if (token < 0 || token >= model.config().vocab_size) {
-      return absl::InvalidArgumentError(base::StrCat("record: token id ", token, " is not in the model's vocabulary"));
+      return absl::InvalidArgumentError(base::StrCat("recorded token id ", token, " is not in the model's vocabulary"));
     }
   }
   return absl::OkStatus();

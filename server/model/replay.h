@@ -32,7 +32,7 @@ struct ReplayResult {
   std::int64_t differing_rows = 0;
   std::int64_t first_sequence = -1;  // where the first differing row is
   std::int64_t first_position = -1;
-  std::string difference;  // for people; "" when equal, or when there are no rows
+  std::string difference;  // for people; "" if no row differs and the digests of the weights are equal
 };
 
 // Runs the record's token ids again. `cancelled` is checked before every layer. Errors: FailedPrecondition (recorded on

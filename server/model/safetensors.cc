@@ -241,7 +241,7 @@ bool SizeInBytes(const Entry& entry, std::uint64_t& bytes) {
   return true;
 }
 
-// `start`: where the tensor must begin; then its end.
+// `start` is where the tensor must begin; on success it becomes the end of the tensor.
 absl::StatusOr<SafetensorsTensor> Check(Entry& entry, std::uint64_t& start, std::span<const std::byte> data,
                                         std::string_view where) {
   const std::string who = StrCat("tensor \"", entry.name, "\"");

@@ -1,6 +1,6 @@
 // Reads safetensors files by the rules of the `safetensors` crate: 8 bytes of header length, a JSON header, then
-// tensors that fill the rest of the file without hole or overlap. Besides the caps below, this reader is stricter than
-// the crate in three things: it refuses duplicate keys, dimensions above 2^63 - 1 (of empty tensors) and serde's other
+// tensors that fill the rest of the file without hole or overlap. Besides its caps, this reader is stricter than the
+// crate in three things: it refuses duplicate keys, dimensions above 2^63 - 1 (of empty tensors) and serde's other
 // spellings (an array for a tensor's object, an object for its dtype). tests/e2e/test_safetensors_crate.py compares the
 // two.
 #pragma once
@@ -39,7 +39,8 @@ struct SafetensorsHeader {
 };
 
 // `where` names the file in messages. Every size is checked against the bytes present before anything is allocated.
-// Errors: DataLoss, naming the contradiction; ResourceExhausted beyond the caps above.
+// Errors: DataLoss, naming the contradiction, also for a header above kMaxSafetensorsHeader; ResourceExhausted beyond
+// the other caps above, and for a tensor with more than 64 fields or fields nested deeper than base::kMaxJsonDepth.
 absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const std::byte> file, std::string_view where);
 
 // One file or the shards of one model, mapped; views are valid for the lifetime of `files`.

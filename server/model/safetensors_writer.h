@@ -37,7 +37,7 @@ std::string WeightsDigest(std::vector<TensorDigest> tensors);
 // thread.
 class SafetensorsWriter {
  public:
-  // Errors: InvalidArgument (duplicate name, size overflow), those of the file system.
+  // Errors: InvalidArgument (duplicate or reserved name, size overflow, header too long), those of the file system.
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
       base::FileSystem& files, const std::string& path, std::vector<TensorPlan> plan,
       const std::map<std::string, std::string>& metadata = {});

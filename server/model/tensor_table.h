@@ -18,7 +18,7 @@ inline constexpr int kNumLinearKinds = 7;
 
 struct TensorSpec {
   std::string name;                 // "model.layers.0.self_attn.q_proj.weight"
-  std::vector<std::int64_t> shape;  // [N, K] for linears, [K] for norms
+  std::vector<std::int64_t> shape;  // [N, K]; [K] for norms, [N] for biases
   TensorRole role;
   std::optional<LinearKind> linear = std::nullopt;  // set for kLinear, and for kBias: the linear of the bias
 };
@@ -62,7 +62,7 @@ inline constexpr char kEmbeddingName[] = "model.embed_tokens.weight";
 inline constexpr char kFinalNormName[] = "model.norm.weight";
 inline constexpr char kHeadName[] = "lm_head.weight";  // absent when tied
 
-// Every tensor of the float model, in file order.
+// Every tensor of the float model, in a fixed order, which random weights depend on (random_weights.h).
 std::vector<TensorSpec> RequiredTensors(const ModelConfig& config);
 
 }  // namespace nibble::model

@@ -1,4 +1,5 @@
-// The operations of a table by name, tenant, request id and time of their end, so that no call walks over all of them.
+// The operations of a table by name, tenant, request id and time of their end, so that no call of the API walks over
+// all of them.
 #pragma once
 #include <cstddef>
 #include <cstdint>

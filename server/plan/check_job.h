@@ -25,7 +25,7 @@ namespace nibble::plan {
 struct DataFile {
   std::string path;         // "": none
   std::string format = "";  // "text"; "" for an evaluation set: the format of the training set
-  std::string sha256 = "";  // used only by JobInputs::load, as is tokens_directory
+  std::string sha256 = "";  // identifies its token file; used only by the token cache, as is tokens_directory
   std::string tokens_directory = "";
 };
 

@@ -20,7 +20,7 @@ class Full : public FloatMastersPlan {
     const std::int64_t element = ElementBytes(spec.full.compute_dtype);
     const std::int64_t logits = model::kLossChunk * config.vocab_size;
     TrainingBytes bytes;
-    // Values and gradients; linears and head rounded to bf16 if products are and the values are not.
+    // Values and gradients; linears and head rounded to bf16 if products are in bf16 and the values are not.
     const std::int64_t value = ElementBytes(spec.full.param_dtype);
     bytes.weights = sizes.all * 2 * value;
     if (element == 2 && value == 4) bytes.weights += (sizes.linears + sizes.embedding) * 2;

@@ -38,8 +38,8 @@ class Int8Mixed : public FloatMastersPlan {
     bytes.weights = sizes.all * 2 * master + sizes.linears * (int{forward} + int{grad_input});
     if (Exact(spec)) bytes.weights += sizes.embedding * 2;  // the head in panels
     if (master == 4) {
-      // Rounded to bf16: linears if one of the two products stays float; the embedding and the head as they are served,
-      // else the head.
+      // Rounded to bf16: linears if one of the two products stays float; with an exact forward pass the embedding and
+      // the head, as they are served, otherwise the head if products are in bf16.
       if (element == 2 && !(forward && grad_input)) bytes.weights += sizes.linears * 2;
       if (Exact(spec)) {
         bytes.weights += sizes.heads * sizes.embedding * 2;

@@ -29,9 +29,9 @@ constexpr std::int64_t kRowQuantum = 64;  // the trainer pads the rows of a micr
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 50;  // maximum of an item, see PlanMemory
 
 // A conversion's buffers: rows of a weight, dequantized in f32, the adapter's part in f32, and their int8 codes
-// (convert.cc, kBlockElements).
+// (convert/merge.h, kBlockElements).
 constexpr std::int64_t kConvertBytes = (std::int64_t{4} << 20) * 9;
-// Rows of the sequences in a job's record.
+// Maximum number of rows of a sequence in a job's record (trainer/attempt_run.cc).
 constexpr std::int64_t kRecordRows = 64;
 
 // Bytes of a forward pass of the served form over `rows` rows, and of a KV cache of `pages` pages.

@@ -20,8 +20,8 @@ struct BatchShape {
   data::EvaluationSize evaluation = {};  // of the evaluation set
 };
 
-// Bytes of an element of a job's compute_dtype, "bf16" or "fp32".
-inline std::int64_t ElementBytes(const std::string& compute_dtype) { return compute_dtype == "bf16" ? 2 : 4; }
+// Bytes of an element of a type in a spec (compute_dtype, master_dtype, param_dtype): "bf16" or "fp32".
+inline std::int64_t ElementBytes(const std::string& dtype) { return dtype == "bf16" ? 2 : 4; }
 
 std::int64_t TrainedParameters(const jobs::JobSpec& spec, const model::ModelConfig& config);
 // Bytes of the optimizer's moments for this number of trained parameters.

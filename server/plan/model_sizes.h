@@ -1,4 +1,4 @@
-// Sizes of a model that the plans of methods share. Included by server/plan/*.cc only.
+// Sizes of a model that the plans of methods share. Private to server/plan and its tests.
 #pragma once
 #include <cstdint>
 
@@ -18,8 +18,9 @@ struct ModelSizes {
   std::int64_t all = 0;          // parameters
 };
 
-// Bytes of temporary gradients of the embedding and the head, whose values have `element` bytes: none in f32, because
-// functions add to the gradients that parameters hold; else one in f32 of each, and their sum.
+// Bytes of temporary gradients of the embedding and the head, whose values have `element` bytes: none if they are
+// f32, because functions then add to the parameters' own gradients; else three matrices in f32: one for the embedding,
+// one for the head, and their sum.
 std::int64_t TableGradientBytes(const ModelSizes& sizes, std::int64_t element);
 
 // Bytes that the norms of q's and k's heads keep for a token in one layer until its backward pass: their inputs in f32,

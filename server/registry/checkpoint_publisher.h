@@ -20,9 +20,9 @@ class CheckpointPublisher {
   // Checks the name, the checkpoint and the digest of its base before the operation begins.
   absl::Status Check(const PublishRequest& request, const std::string& tenant);
   // OK also if the model exists already and was made from exactly this checkpoint. Waits for other work with whole
-  // models (WorkAdmission). Errors: NotFound (CHECKPOINT), AlreadyExists (NAME_TAKEN), FailedPrecondition
-  // (NOT_SERVABLE, BASE_MISMATCH), Cancelled, ResourceExhausted (OUT_OF_DEVICE_MEMORY), DataLoss (CHECKPOINT_CORRUPT;
-  // for the base ARTIFACT_CORRUPT).
+  // models (WorkAdmission). Errors: NotFound (CHECKPOINT; for the base MODEL), AlreadyExists (NAME_TAKEN),
+  // FailedPrecondition (NOT_SERVABLE, BASE_MISMATCH), Cancelled, ResourceExhausted (OUT_OF_DEVICE_MEMORY, DISK_FULL),
+  // DataLoss (CHECKPOINT_CORRUPT; for the base ARTIFACT_CORRUPT).
   absl::Status Publish(const PublishRequest& request, const std::string& tenant, OperationScope& scope);
 
  private:

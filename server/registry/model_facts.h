@@ -25,7 +25,7 @@ struct ModelFacts {
   std::optional<data::RowFormat> trained_format;  // of the data of its job
   std::optional<model::Format> head_format;       // unset if the weights cannot be read
   std::optional<std::int64_t> record_rows;        // unset without a record
-  std::optional<ConversionReport> conversion;     // empty if the report cannot be parsed
+  std::optional<ConversionReport> conversion;     // unset without a report; an empty one if it cannot be parsed
 };
 
 // Reads config.json, record.bin, the conversion's report and other small files, and at most the header of the weights.

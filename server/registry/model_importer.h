@@ -13,7 +13,8 @@
 
 namespace nibble::registry {
 
-// Makes models of uploads and of directories below --import_root. Thread-safe; all arguments are borrowed.
+// Makes models of uploads, and of directories and GGUF files below --import_root. Thread-safe; all arguments are
+// borrowed.
 class ModelImporter {
  public:
   ModelImporter(const ModelWork& work, UploadTable& uploads) : work_(work), uploads_(uploads) {}
@@ -24,7 +25,7 @@ class ModelImporter {
   absl::Status Import(const ImportRequest& request, const auth::RequestOwner& owner, OperationScope& scope);
 
  private:
-  // Import the files in the directory `source`. Both wait for their turn before they read tensors.
+  // Import `source`: a directory or, in ImportWeights, a GGUF file. Both wait for their turn before they read tensors.
   absl::Status ImportWeights(const ImportRequest& request, const std::string& source, const std::string& target,
                              OperationFiles& files, OperationScope& scope);
   absl::Status ImportAdapter(const ImportRequest& request, const std::string& source, const std::string& target,

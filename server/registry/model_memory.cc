@@ -21,7 +21,7 @@ constexpr std::int64_t kMlpVectors = 3;
 // For each evaluated token, the most likely token of both models is kept.
 constexpr std::int64_t kEvaluatedTokenBytes = 2 * sizeof(std::int32_t);
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
-constexpr std::int64_t kQuantizeBuffers = 64 * kMiB;  // blocks of 2^22 elements: convert/convert.cc
+constexpr std::int64_t kQuantizeBuffers = 64 * kMiB;  // blocks of 2^22 elements: convert/merge.h
 
 std::int64_t StepBytes(const model::ModelConfig& config, std::int64_t rows) {
   const std::int64_t row = config.vocab_size + kHiddenVectors * config.hidden_size + kMlpVectors * config.ffn_size;

@@ -23,7 +23,7 @@ absl::Status NoRecord(const std::string& name, const model::ArtifactInfo& info) 
   std::string why;
   if (info.determinism() != model::Determinism::kBitwise) {
     why = StrCat(": it is stored as ", info.is_masters() ? "master weights of a BitNet model" : Name(info.format),
-                 ", and only int8 and ternary models have one; convert it: ", convert);
+                 ", and only int8 and ternary models and adapters on int8 bases have one; convert it: ", convert);
   } else if (info.format == model::Format::kLora) {
     why = StrCat(": only the adapter of a job's last step has the trainer's record; ", convert,
                  " merges this one into its base and records the logits of the result");

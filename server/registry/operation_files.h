@@ -1,6 +1,7 @@
 // File system for an operation that writes a whole model. The next write fails when the operation is cancelled, also by
-// a shutdown, and when free disk space falls below the watermark, because other work needs that space. Code that reads
-// a whole model polls store::Cancelled instead. Takes the digests of the files as they are written.
+// a shutdown. A write within kCheckEveryBytes fails when free disk space falls below the watermark, because other work
+// needs that space. Code that reads a whole model polls store::Cancelled instead. Takes the digests of the files as
+// they are written.
 #pragma once
 #include <cstdint>
 #include <string>

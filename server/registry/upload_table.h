@@ -74,8 +74,8 @@ class UploadTable {
     // it, waits for this lock.
     base::Mutex& using_content();
     std::unique_ptr<UploadContent>& content();
-    // OK: the content exists and belongs to this stream. Errors: Cancelled (by CancelUpload), Aborted (another stream
-    // took over).
+    // OK: the content exists and belongs to this stream. Errors: Cancelled (CancelUpload, or a new upload with
+    // the same id), Aborted (another stream took over).
     absl::Status Check() const;
     // Check(), then counts `bytes` against the quota. Call this before taking the bytes. Errors also: ResourceExhausted
     // (UPLOAD_QUOTA).

@@ -1,5 +1,5 @@
 // Turns the engine's callbacks into GenerateReply messages: one start, pieces of the prompt's logprobs, deltas, one
-// finish per output, one usage.
+// finish per output, one usage. An error ends the messages early; the usage is then in the status (EndOf).
 #pragma once
 #include <cstdint>
 #include <map>

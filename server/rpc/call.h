@@ -59,7 +59,7 @@ struct CallEnvironment {
   LiveCalls live_calls;
   auth::Authority* authority = nullptr;                         // nullptr: every call is allowed
   std::atomic<int> live_answers{0};                             // requests that an engine may still call back about
-  absl::Duration default_deadline = absl::Seconds(30);          // of a unary call without a client deadline
+  absl::Duration default_deadline = absl::Seconds(30);          // longest wait for a worker without a client deadline
   std::size_t stream_buffer = 256;                              // maximum number of messages buffered for a slow reader
   absl::Duration generate_deadline = absl::InfiniteDuration();  // of a Generate, Chat or Score without client deadline
   absl::Duration slow_reader = absl::Seconds(30);  // window over which a slow reader must reach min_read_rate

@@ -21,8 +21,8 @@ namespace {
 
 using base::Json;
 
-// 0 for an absent number: journals and progress were validated when they were read. A null stands for NaN, which JSON
-// cannot write.
+// 0 for an absent number. Other types do not occur: journals and progress were validated when they were read. A null
+// stands for NaN, which JSON cannot write.
 double Number(const Json& object, const char* key) {
   const auto found = object.find(key);
   if (found != object.end() && found->is_null()) return std::numeric_limits<double>::quiet_NaN();

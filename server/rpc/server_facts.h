@@ -9,7 +9,7 @@
 namespace nibble::rpc {
 
 // The data of GetServerInfo, which server/app_info.cc gathers. Fields without a comment have the meaning of the field
-// of that name in nibble.v1.ServerInfo and its ServerLimits.
+// of nibble.v1.ServerInfo, its device or its limits to which server_answers.cc converts them.
 struct ServerFacts {
   std::string version;
   std::string commit;

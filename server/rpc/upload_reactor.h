@@ -25,7 +25,7 @@ template <typename Request>
 class UploadSink {
  public:
   using End = std::function<void(const absl::Status& why)>;
-  virtual ~UploadSink() = default;  // removes what was received, except after the last message or Lost()
+  virtual ~UploadSink() = default;  // removes what was received, unless the last message came or Lost() kept it
   // Called before the first message. The sink may call `end` at any time, from any thread, to end the stream.
   virtual void Attach(const Call& call, End end) = 0;
   // The stream ended without a last message and without an error of the sink: the connection was lost, the client ended

@@ -55,7 +55,7 @@ struct EngineOptions {
 
 struct EngineLoad {
   std::int64_t waiting = 0;
-  std::int64_t running = 0;
+  std::int64_t running = 0;  // requests, not outputs as in EngineOptions
   std::int64_t used_pages = 0;
   std::int64_t total_pages = 0;
 };

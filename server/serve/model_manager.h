@@ -44,14 +44,14 @@ class ModelManager {
   // Called when a model was loaded (with the load time) or unloaded; for metrics.
   using Observer = std::function<void(const Resident& resident, bool loaded, absl::Duration took)>;
 
-  // memory: shared by all models.
+  // memory: shared by all models and trainers.
   ModelManager(Locate locate, EngineOptions options, std::shared_ptr<base::MemoryBudget> memory, kernels::Stream stream,
                base::Clock& clock, Observer observer);
 
   // Returns the resident of that name; loads it first if necessary. Concurrent callers share one load, or its failure.
   // Errors: ResourceExhausted (OUT_OF_DEVICE_MEMORY; metadata need, have: bytes; plan) if the budget has less than the
-  // planned memory; those of Locate and of model::LoadedModel::Load; Cancelled. `cancelled` applies to a load that this
-  // call starts.
+  // planned memory; those of Locate, model::LoadTextAssets and model::LoadedModel::Load; Cancelled. `cancelled` applies
+  // to a load that this call starts.
   absl::StatusOr<std::shared_ptr<const Resident>> Acquire(const std::string& name, const Cancelled& cancelled = {});
   // Returns the resident if it is in memory, nullptr otherwise. Never waits for a load.
   std::shared_ptr<const Resident> Find(const std::string& name) const;

@@ -88,7 +88,7 @@ std::vector<StoredDataset> DatasetStore::List() const {
   base::MutexLock lock(mutex_);
   std::vector<StoredDataset> all;
   for (const auto& [name, dataset] : datasets_) {
-    if (dataset.damaged) Find(name).status().IgnoreError();
+    if (dataset.damaged) Find(name).status().IgnoreError();  // reads it again; updates `dataset`
     all.push_back(dataset);
   }
   return all;
