@@ -32,8 +32,8 @@ struct ClientOptions {
   // Deadline of waiting for an operation, of streams and of LongCall; infinite unless the user sets one.
   absl::Duration long_deadline = absl::InfiniteDuration();
   // Maximum attempts of a call; only UNAVAILABLE is retried. For an upload: maximum consecutive attempts without
-  // progress. The client waits as long as the server's RetryInfo says, but at most longest_wait. Without RetryInfo the
-  // wait doubles each time.
+  // progress, after any error of CanResume (upload.cc). The client waits as long as the server's RetryInfo says, but at
+  // most longest_wait. Without RetryInfo the wait doubles each time.
   int attempts = 4;
   absl::Duration first_wait = absl::Milliseconds(200);
   absl::Duration longest_wait = absl::Seconds(5);
@@ -94,13 +94,13 @@ class Client {
   // Like Wait, for any kind of operation; `operation` holds its final state afterwards.
   absl::Status WaitForEnd(google::longrunning::Operation& operation, const OnProgress& progress);
 
-  // Passes on every event of the job with a sequence above `after_sequence`, once and in order, and reconnects as often
-  // as needed. If a stream leaves out events, reads them from the log. Drops the Snapshot that opens each stream.
-  // Returns the final state of the job, or the error of `on_event`, which ends the watch.
+  // Passes on every event of the job with a sequence above `after_sequence`, once and in order, and reconnects for at
+  // most reconnect_for. If a stream leaves out events, reads them from the log. Drops the Snapshot that opens each
+  // stream. Returns the final state of the job, or the error of `on_event`, which ends the watch.
   absl::StatusOr<v1::Job> WatchJob(const std::string& name, std::int64_t after_sequence,
                                    const std::function<absl::Status(const v1::JobEvent&)>& on_event);
 
-  // Passes on the parts of the log of a job's trainer, each byte once and in order, and reconnects as often as needed
+  // Passes on the parts of the log of a job's trainer, each byte once and in order, and reconnects as WatchJob does,
   // at the byte after the last one. Drops the chunks without data. Returns OK when the log ends (for `follow`: when the
   // job is final or PAUSED), or the error of `on_chunk`, which ends the watch.
   absl::Status WatchJobLogs(const v1::WatchJobLogsRequest& request,

@@ -22,8 +22,8 @@ while (($#)); do
 done
 text=$(mktemp)
 trap 'rm -f "$text"' EXIT
-# -E drops comments, so the lines with NOLINT, and those after them, come from a second run, with -C. -P drops the numbers
-# of lines, which change with each comment. The key must not depend on the path of the checkout.
+# -E drops comments, so the lines with NOLINT, and those after them, come from a second run, with -C. -P drops the
+# numbers of lines, which change with each comment. The key must not depend on the path of the checkout.
 {
   "${preprocess[@]}" -E -P -o -
   "${preprocess[@]}" -E -P -C -o - | grep -A 1 NOLINT || true

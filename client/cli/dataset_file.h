@@ -32,9 +32,9 @@ bool IsForeignFormat(const std::string& format);
 // Converts a file: `format` is "json" (rows of a dataset), "csv" (columns text, or prompt and completion, or those of
 // alpaca), "alpaca" (system, instruction, input, output) or "sharegpt" (conversations). All but csv may be an array or
 // one object after the other. The rows of alpaca and sharegpt become chats. The same file gives the same bytes, so an
-// upload can be resumed. Maps the file and holds one row in memory. InvalidArgument (DATASET_FORMAT) names the file,
-// and the line or element of a wrong row; NotFound (FILE): `path` cannot be read; ResourceExhausted (FILE): the rows
-// cannot be written.
+// upload can be resumed. Maps the file and holds one row in memory. InvalidArgument (DATASET_FORMAT) names the file
+// and the line or element if one row is wrong, and neither for an error of the whole file. NotFound (FILE): `path`
+// cannot be read; ResourceExhausted (FILE): the rows cannot be written.
 absl::StatusOr<ConvertedFile> ToJsonLines(const std::string& path, const std::string& format);
 
 // InvalidArgument (DATASET_FORMAT) if the file looks like one that needs --format; the message names the values.

@@ -88,7 +88,7 @@ std::string SourceNameOf(const std::string& path) {
 }
 
 // A GGUF file rarely names the model that its weights were converted from: general.base_model is an ancestor, with
-// other weights. So only the user can.
+// other weights. So only the user can name it.
 void NoteUnknownSource(Session& session, const std::vector<client::FileToSend>& files, const ImportOptions& options) {
   const bool is_gguf = std::any_of(files.begin(), files.end(),
                                    [](const client::FileToSend& file) { return file.name.ends_with(kGgufEnding); });

@@ -1,7 +1,7 @@
 // A file of prompts: JSON lines of {"prompt": TEXT} or {"messages": [{"role": TEXT, "content": TEXT}, ...]}, or plain
 // text with one prompt per line. The first line that is not blank decides: JSON begins with "{". Blank lines are
-// skipped. Other keys of a JSON line are ignored, and so is an assistant's message at the end, so that a dataset's rows
-// can be used as prompts.
+// skipped. Other keys of a JSON line are ignored, and so is an assistant's message at the end (unless it is the only
+// message), so that a dataset's rows can be used as prompts.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -24,7 +24,7 @@ class RowPlaces {
   std::string Text(const std::string& places) const;
   // An error at a place: "FILE: line 3: ...", with the reason DATASET_FORMAT.
   absl::Status Bad(std::int64_t place, std::string_view what) const;
-  // The server's refusal of the converted rows, which names them ("line 3: ...; lines 5-6, 9: ..."), with the places in
+  // Replaces the rows in the server's refusal of a converted file ("line 3: ...; lines 5-6, 9: ...") by their places in
   // the user's file. Returns other errors unchanged.
   absl::Status Translated(const absl::Status& refusal) const;
 

@@ -15,7 +15,7 @@ namespace nibble::kernels {
 //   q                  [M, K]   codes and scale that quantize_int8 wrote for this x without outliers
 //   how                         the options of that quantize_int8 call
 // Same bits on every path and thread count.
-// Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
+// Errors: InvalidArgument (shape, dtype, options), Unimplemented (no kernel for device), Internal (launch).
 // Source: docs/numerics.md 6. Golden: tests/golden/kernels (torch autograd of the formula).
 absl::Status QuantizeInt8Backward(const QuantizeInt8BackwardArgs& args, const Stream& stream);
 

@@ -15,7 +15,7 @@ namespace nibble::kernels {
 //   codes    [C, stride]  as in formats/int8.h QuantizedRows [C, R]; overwritten, padding included
 //   tiles, row_sum        as in formats/int8.h PackedInt8Weight [C, R]; overwritten, padding included
 // Requires C >= 0, 1 <= R <= kInt8MaxCols. Same bits on every path.
-// Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
+// Errors: InvalidArgument (shape, dtype, options, buffers), Unimplemented (no kernel for device), Internal (launch).
 // Source: torchao's int8 mixed precision; docs/numerics.md 12. Golden: tests/golden/kernels/int8.txt (torchao).
 absl::Status QuantizeInt8Transposed(const QuantizeInt8TransposedArgs& args, const Stream& stream);
 

@@ -12,7 +12,8 @@ namespace nibble::kernels {
 // Requires K >= 1, and rows or tiles (or both) not null. |w| is summed in f64: within a row over 16 virtual lanes
 // (lane l takes l, l + 16, ...) and a fixed tree, then the rows' sums in the same way. Same bits on every path and
 // thread count.
-// Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
+// Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device; on CUDA 2^31 rows or more),
+// Internal (launch; on CUDA tiles that are not aligned to 4 bytes).
 // Source: microsoft/BitNet training tips fig. 3; docs/numerics.md 2. Golden: tests/golden/kernels (torch, torchao).
 absl::Status Ternarize(const TernarizeArgs& args, const Stream& stream);
 
