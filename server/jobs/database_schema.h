@@ -151,9 +151,8 @@ inline constexpr std::string_view kFromVersion8[] = {
     "ALTER TABLE jobs ADD COLUMN queued_us INTEGER NOT NULL DEFAULT 0",
     "UPDATE jobs SET queued_us = created_us",
     "DROP INDEX jobs_queue",
-    "CREATE INDEX jobs_queue ON jobs (priority, number, id, memory_bytes, owner, tenant, queued_us, attempt, "
-    "state) "
-    "WHERE state = 'QUEUED'",
+    R"(CREATE INDEX jobs_queue ON jobs (priority, number, id, memory_bytes, owner, tenant, queued_us, attempt, state)
+       WHERE state = 'QUEUED')",
 };
 
 // Planned size of a job's files, reserved while it runs (disk_admission.h). Jobs of older servers reserve
