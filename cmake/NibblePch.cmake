@@ -2,8 +2,8 @@
 # so each set of headers in cmake/pch/ is compiled once and shared by all targets that name it.
 # -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON builds without them.
 
-# nibble_pch(NAME grpc [EXECUTABLE] DEPS nibble::proto): compiles cmake/pch/grpc.h, so that targets can name it.
-# EXECUTABLE: for programs. gcc accepts a precompiled header only with the same -fPIC or -fPIE.
+# nibble_pch(NAME grpc [EXECUTABLE] DEPS nibble::proto [OPTIONS -O1]): compiles cmake/pch/grpc.h, so that targets can
+# name it. EXECUTABLE: for programs. gcc accepts a precompiled header only with the same -fPIC or -fPIE.
 function(nibble_pch)
   cmake_parse_arguments(ARG "EXECUTABLE" "NAME" "DEPS;OPTIONS" ${ARGN})
   set(target nibble_pch_${ARG_NAME})
@@ -11,8 +11,8 @@ function(nibble_pch)
   target_precompile_headers(${target} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/pch/${ARG_NAME}.h)
   target_link_libraries(${target} PRIVATE nibble_flags ${ARG_DEPS})
   target_compile_options(${target} PRIVATE ${ARG_OPTIONS})
-  # No ccache here: its key for creating a precompiled header contains the precompiled header that already lies in this
-  # place. So it may return a precompiled header that was made from other headers.
+  # No ccache here: if an older precompiled header exists at the output path, ccache puts that file into its key, in
+  # place of the headers. So after a change of the headers it may return a precompiled header of the old ones.
   set_target_properties(${target} PROPERTIES CXX_CLANG_TIDY "" CXX_COMPILER_LAUNCHER "")
   if(ARG_EXECUTABLE)
     set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)

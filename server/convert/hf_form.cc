@@ -53,7 +53,8 @@ std::set<std::string> NormsBehindBlockNorms(const model::ModelConfig& config) {
   return names;
 }
 
-// Writes a linear of a ternary model: bytes as transformers packs them, and weight_scale.
+// Writes a linear of a ternary model: bytes as transformers packs them, and weight_scale. `divides`: the linear class
+// divides by weight_scale instead of multiplying by it, so the inverse of the scale is written.
 absl::Status PutTernary(const model::Artifact& source, const TensorSpec& spec, bool divides,
                         model::SafetensorsWriter& writer) {
   const std::int64_t n = spec.shape[0];
@@ -166,8 +167,8 @@ absl::StatusOr<HfForm> HfFormOf(const model::Artifact& source, HfBitNetClass bit
     config.norms = NormPlacement::kBlock;
     config.linear_norm_eps = config.rms_norm_eps;
   }
-  if (config.architecture == "phi3")
-    config.architecture = "mistral";  // the same, except that its files have fused weights
+  // phi3 is the same as mistral, except that phi3's files have fused weights.
+  if (config.architecture == "phi3") config.architecture = "mistral";
   // Only BitNet has sub-norms; without them it is a Llama with another activation.
   const bool has_sub_norms = config.norms == NormPlacement::kBlockAndSub;
   if (has_sub_norms && config.architecture != "bitnet") {

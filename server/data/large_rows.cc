@@ -11,7 +11,7 @@
 namespace nibble::data {
 namespace {
 
-constexpr std::chrono::milliseconds kCheckEvery(50);  // of `cancelled`, while waiting
+constexpr std::chrono::milliseconds kCheckEvery(50);  // between calls of `cancelled` while a row waits
 // After a row that took this much, the allocator's free memory is returned at once.
 constexpr std::int64_t kReturnedBytes = 64 << 20;
 

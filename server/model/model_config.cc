@@ -305,8 +305,8 @@ Json ToHfConfig(const ModelConfig& config) {
   if (family.sliding_window > 0 || config.sliding_window > 0) {
     json["sliding_window"] = config.sliding_window > 0 ? Json(config.sliding_window) : Json(nullptr);
     json["use_sliding_window"] = config.sliding_window > 0;
-    // Layers from max_window_layers on have the window. Which layers had it is not kept, because the window limits the
-    // whole model (ModelConfig::context_limit): 0 gives it to all layers.
+    // Layers from max_window_layers on have the window. ModelConfig does not record which layers had it, because the
+    // window limits the whole model (ModelConfig::context_limit). So 0 gives it to all layers.
     json["max_window_layers"] = config.sliding_window > 0 ? 0 : config.num_layers;
   }
   if (config.norms != family.norms) {

@@ -31,8 +31,9 @@ struct NewDataset {
 // same content gives the same result as the first upload. One thread.
 class UploadedDataset final : public UploadContent {
  public:
-  // `datasets` must outlive the result. Errors: DataLoss (ARTIFACT_CORRUPT): the existing dataset is damaged;
-  // AlreadyExists (NAME_TAKEN): another upload is using the name; those of BeneathPath::Open.
+  // `datasets` must outlive the result. Errors: AlreadyExists (NAME_TAKEN): another upload is using the name, or the
+  // files of the existing dataset are damaged; DataLoss (ARTIFACT_CORRUPT): only the contents of its meta.json are
+  // wrong; those of BeneathPath::Open.
   static absl::StatusOr<std::unique_ptr<UploadedDataset>> Begin(store::DatasetStore& datasets, NewDataset dataset);
 
   std::int32_t num_files() const override { return 1; }
@@ -43,8 +44,8 @@ class UploadedDataset final : public UploadContent {
   absl::Status Append(std::string_view bytes, UploadTable::Stream& stream);
   // Copies the server's file, if there is one, then checks the content and publishes the dataset. Call it once. An
   // empty `sha256` is allowed for a server's file only. Errors: those of Append and of
-  // UploadTable::Stream::BeginFinish; InvalidArgument (FIELD_VIOLATION: server_path, finish.sha256; DATASET_FORMAT with
-  // lines; DATASET_EMPTY); AlreadyExists (NAME_TAKEN): the existing dataset has different content.
+  // UploadTable::Stream::BeginFinish; InvalidArgument (FIELD_VIOLATION: server_path, finish.sha256; DATASET_FORMAT,
+  // which names bad lines; DATASET_EMPTY); AlreadyExists (NAME_TAKEN): the existing dataset has different content.
   absl::StatusOr<store::StoredDataset> Finish(const std::string& sha256, UploadTable::Stream& stream);
 
  private:

@@ -15,10 +15,12 @@ namespace {
 
 namespace iv1 = internal::v1;
 
-// A stop wins over a checkpoint: the trainer writes one before it pauses, and a cancel needs none.
+// A stop wins over a request for a checkpoint: before a pause, or a cancel that keeps a checkpoint, the trainer writes
+// one anyway, and a plain cancel needs none.
 void SetCommand(const jobs::ReportAnswer& answer, iv1::ReportResponse& response) {
   using enum jobs::Control;
-  const jobs::Control stop = answer.command.value_or(kPreempt);  // a preemption is SIGTERM, without a command
+  // kPreempt stands for no command: the trainer learns of a preemption from SIGTERM alone.
+  const jobs::Control stop = answer.command.value_or(kPreempt);
   if (stop == kPause) {
     response.set_command(iv1::TRAINER_COMMAND_PAUSE);
   } else if (stop == kCancel || stop == kCancelKeeping) {

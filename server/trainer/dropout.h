@@ -11,7 +11,7 @@ namespace nibble::trainer {
 // Identifies a dropout mask: the same seed, micro-batch and linear give the same mask, also when a layer is recomputed.
 struct DropoutKey {
   std::uint64_t seed = 0;
-  std::uint64_t stream = 0;  // of (micro-batch of the run, linear)
+  std::uint64_t stream = 0;  // one per pair of a micro-batch of the run and a linear (KeyOf, adapter_linear.h)
 };
 
 // The elements of a tensor that are kept.
@@ -21,8 +21,8 @@ class Dropout {
   // object.
   Dropout(const torch::Tensor& like, double p, DropoutKey key, const kernels::Stream& stream);
 
-  // x / (1 - p) where kept, 0 where dropped: in f32, rounded once. Rounding the factor itself to bf16 would shift every
-  // mean. x is f32 or bf16, and contiguous.
+  // x / (1 - p) where kept, 0 where dropped. The factor 1 / (1 - p) and the product are f32; only the product is
+  // rounded to bf16, because a factor in bf16 would shift every mean. x is f32 or bf16, and contiguous.
   torch::Tensor Apply(const torch::Tensor& x) const;
 
  private:

@@ -2,9 +2,10 @@
 """QLoRA on SmolLM2-135M, 4 x 256 tokens, bf16, rank 16 on all linears, 2 threads: nibble-trainer, PEFT + bitsandbytes.
 
 usage: peers_qlora.py MODEL.gguf [--bin build/release/bin] [--steps 8] [--turns 2] [--json OUT.json]
-Needs torch, transformers, peft, bitsandbytes. The two take turns, ours first. tokens/s: the median over the steps after
-the second of each turn. Peak memory: VmHWM; for the peer only from its first step on, when its model exists. Checks
-that the losses of both are finite, and that our last loss is at most 5 % above our first one.
+Needs torch, transformers, peft, bitsandbytes. The peer trains random weights of the same shape on random tokens. The
+two take turns, ours first. tokens/s: the median over the steps after the second of each turn. Peak memory: VmHWM; for
+the peer only from its first step on, when its model exists. Checks that the losses of both are finite, and that our
+last loss is at most 5 % above our first one.
 """
 import argparse
 import json
@@ -54,7 +55,7 @@ def make_parser(description, turns):
 
 
 def race(args, import_base, peer, name):
-    """import_base(nibble, directory) imports the model "base". `peer`: a script that makes `model` and `vocabulary`."""
+    """import_base(nibble, directory) imports the model "base". `peer`: a script that makes `model` and `vocabulary`; `name`: its name."""
     result = {"cpu": cpu_name(), "ours": [], "peer": []}
     with tempfile.TemporaryDirectory() as directory:
         directory = pathlib.Path(directory)

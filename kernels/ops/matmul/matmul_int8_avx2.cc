@@ -13,6 +13,7 @@ inline __m256i Widen(const std::int8_t* p) {
 }
 
 struct Avx2Path {
+  // 12 accumulators, the bytes of 3 rows and one register of codes fill the 16 registers.
   static constexpr int kMaxRows = 3;
   static constexpr int kMaxTiles = 1;
 

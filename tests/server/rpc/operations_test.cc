@@ -1,4 +1,4 @@
-// Long-running work over the wire, in google.longrunning.
+// Long-running work as callers of the service google.longrunning.Operations see it.
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
@@ -38,7 +38,7 @@ TEST_F(OperationsTest, RunningOperationReportsItsProgressAndThenItsResult) {
   ASSERT_TRUE(done.response().UnpackTo(&model));
   EXPECT_EQ(model.name(), "m");
   ASSERT_TRUE(done.metadata().UnpackTo(&metadata));
-  EXPECT_EQ(metadata.done(), 2) << "the body reported 1 of 2: the end counts what is left";
+  EXPECT_EQ(metadata.done(), 2) << "the body reported 1 of 2; a successful end reports the rest";
   EXPECT_EQ(metadata.total(), 2);
   EXPECT_EQ(Get(name).SerializeAsString(), done.SerializeAsString());
   EXPECT_EQ(table_->num_waiting(), 0u);
@@ -168,7 +168,8 @@ TEST_F(OperationsTest, OperationInterruptedByARestartIsAborted) {
   EXPECT_EQ(InfoOf(after.error()).reason(), "SERVER_RESTARTED");
 }
 
-// docs/faults.md, C13: a stalled disk holds up calls that change something, not calls that only read.
+// docs/faults.md, C13: while the disk stalls, no operation begins or ends for callers, but Get, List, Cancel and Wait
+// answer.
 TEST_F(OperationsTest, C13StalledDiskHoldsUpNoCallThatOnlyReads) {
   const std::string running = Start(gate_), queued = Start(later_);
   gate_.AwaitBegun(1);

@@ -19,8 +19,8 @@ inline constexpr char kMethodFullF32[] = "full_f32";
 // The row for plan::RegisterMethod.
 const plan::MethodPlan& FullF32Plan();
 
-// The row for AttemptContext::recipes. Training starts from random weights (run.seed); the base provides only the
-// architecture and the tokenizer.
+// The `make` of the method's row in AttemptContext::recipes. Training starts from random weights (run.seed); the base
+// provides only the architecture and the tokenizer.
 absl::StatusOr<std::unique_ptr<Recipe>> MakeFullF32Recipe(const RecipeContext& context);
 
 // Writes an f32 model. values: one span per tensor of RequiredTensors(config), in that order. companions: the directory
