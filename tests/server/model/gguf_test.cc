@@ -118,8 +118,8 @@ TEST(GgufTest, RejectsMalformedHeadersWithReason) {
       {"big-endian", [](Writer& w) { w.version = 0x03000000; }, "big-endian"},
       {"2^64 - 1 tensors", [](Writer& w) { w.num_tensors = UINT64_MAX; }, "tensors, at most"},
       {"2^64 - 1 keys", [](Writer& w) { w.num_keys = UINT64_MAX; }, "keys, at most"},
-      {"more keys than the file has", [](Writer& w) { w.num_keys = 3; }, "truncated"},
-      {"fewer tensors than the file has", [](Writer& w) { w.num_tensors = 1; }, "truncated"},
+      {"more keys than the file has", [](Writer& w) { w.num_keys = 3; }, "rank 0"},
+      {"fewer tensors than the file has", [](Writer& w) { w.num_tensors = 1; }, "bytes after the last tensor"},
   });
 }
 
