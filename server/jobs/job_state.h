@@ -8,7 +8,8 @@
 
 namespace nibble::jobs {
 
-// The states of a job and all edges between them (docs/life_of_a_job.md). The functions below are pure.
+// The states of a job (docs/life_of_a_job.md). job_state.cc lists every edge between states. The functions below are
+// pure.
 enum class JobState {
   kPlanning,
   kQueued,

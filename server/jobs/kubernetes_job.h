@@ -31,7 +31,7 @@ struct TrainerJobs {
 };
 
 // Parses a file of templates: {"cpu": JOB, "cuda": JOB}, at least one of them. InvalidArgument: not such an object, a
-// template without a container named "trainer", or one with a field that is no object although Nibble adds to it; the
+// template without a container named "trainer", or one with a field that is not an object but needs to be one; the
 // message names the device and the field.
 absl::StatusOr<std::map<std::string, base::Json>> ParseTrainerTemplates(std::string_view text);
 

@@ -12,9 +12,9 @@ namespace nibble::plan {
 absl::Status CheckAdapterFits(const jobs::JobSpec& spec, const model::AdapterConfig& adapter);
 
 // OK if a resolved spec names no model in warm_start_from. Errors: those above, NotFound (MODEL), InvalidArgument
-// (FIELD_VIOLATION) if the model is no adapter, or if the options of nf4 would make another base than the adapter's;
-// FailedPrecondition (BASE_MISMATCH) if it belongs to another base. For a qlora job on a float
-// base this is known only while the base's nf4 form is in the cache; otherwise the trainer compares it.
+// (FIELD_VIOLATION) if the model is not an adapter, or if the options of nf4 would make another base than the
+// adapter's; FailedPrecondition (BASE_MISMATCH) if it belongs to another base. For a qlora job on a float base this is
+// known only while the base's nf4 form is in the cache; otherwise the trainer compares it.
 absl::Status CheckAdapterStart(const store::StateDirectory& state, const jobs::JobSpec& spec);
 
 }  // namespace nibble::plan

@@ -43,7 +43,7 @@ struct PreviewRow {
   std::int64_t num_cut_off = 0;  // tokens that a truncated row has lost
 };
 
-// What was read. Rows that `take` refused are included.
+// Counts of the rows that were read, with those that `take` refused.
 struct PreviewSummary {
   std::int64_t total_rows = 0;  // of the whole dataset
   std::int64_t looked_rows = 0;

@@ -49,7 +49,7 @@ class UploadedDataset final : public UploadContent {
   absl::StatusOr<store::StoredDataset> Finish(const std::string& sha256, UploadTable::Stream& stream);
 
  private:
-  // What the content is compared with.
+  // The dataset with which the content is compared.
   struct Existing {
     store::StoredDataset stored;
     std::int64_t sent_bytes = 0;

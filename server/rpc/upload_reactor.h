@@ -51,8 +51,8 @@ class UploadReactor : public grpc::ServerReadReactor<Request>,
   }
 
  private:
-  // Who may end the stream. kClient: a read waits for the client, and Stop() may take the turn. kWorker: Begin() or a
-  // worker runs, and ends the stream itself if stopped_ is set afterwards. kStop: Stop() has taken the turn.
+  // The holder may end the stream. kClient: a read waits for the client, and Stop() may take the turn. kWorker: Begin()
+  // or a worker runs, and ends the stream itself if stopped_ is set afterwards. kStop: Stop() has taken the turn.
   enum class Turn { kClient, kWorker, kStop };
 
   UploadReactor(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method,

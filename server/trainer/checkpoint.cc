@@ -21,7 +21,7 @@ namespace {
 
 constexpr char kStateFile[] = "state.json";
 constexpr std::uint64_t kMaxMetricsBytes = 1 << 16;
-// What follows a parameter's name in the names of its values, first moments and second moments (as in torch).
+// Suffixes of a parameter's name that give the names of its values, first moments and second moments (as in torch).
 constexpr const char* kParts[] = {"", ".exp_avg", ".exp_avg_sq"};
 
 base::Json ToJson(const RunIdentity& identity) {
