@@ -44,7 +44,7 @@ using Parser = beast::http::request_parser<beast::http::string_body>;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr std::size_t kReadBytes = 2 << 10;
-constexpr std::size_t kLingerBytes = 1 << 20;  // bytes that a client may still send after the server's last answer
+constexpr std::size_t kLingerReadBytes = 16 << 10;
 
 std::string_view View(beast::string_view text) { return {text.data(), text.size()}; }
 
@@ -147,7 +147,7 @@ class Session final : public Connection, public std::enable_shared_from_this<Ses
   asio::awaitable<bool> ReadRequest();
   asio::awaitable<bool> ReadBody();
   asio::awaitable<bool> Respond();
-  // Sends out_head_ and out_body_, which one of Put...() has set. Coroutines here get no arguments but `self`, because
+  // Sends out_, which one of Put...() has set. Coroutines here get no arguments but `self`, because
   // gcc 12 destroys temporaries in some expressions with co_await twice.
   asio::awaitable<bool> Send();
   asio::awaitable<bool> SendLast();  // Send(), then false
@@ -176,7 +176,7 @@ class Session final : public Connection, public std::enable_shared_from_this<Ses
   Reserved reserved_;             // for the body of the current request
   RequestHead head_;
   Fields answer_fields_;  // of the current request
-  std::string out_head_, out_body_;
+  std::string out_;  // one buffer: of an array of two, Beast 1.81's TLS stream sends only the first if it is small
   std::shared_ptr<PendingAnswer> answer_;
 };
 
@@ -318,8 +318,7 @@ asio::awaitable<bool> Session<Transport>::ReadBody() {
     co_return co_await SendLast();
   }
   if (beast::iequals(parser_->get()[beast::http::field::expect], "100-continue")) {
-    out_head_ = "HTTP/1.1 100 Continue\r\n\r\n";
-    out_body_.clear();
+    out_ = "HTTP/1.1 100 Continue\r\n\r\n";
     const bool sent = co_await Send();
     if (!sent) co_return false;
   }
@@ -383,35 +382,34 @@ void Session<Transport>::PutWhole(Reply reply, bool keep_alive) {
   reply.fields.insert(reply.fields.end(), answer_fields_.begin(), answer_fields_.end());
   if (reply.status != 204) reply.fields.emplace_back("Content-Length", std::to_string(reply.body.size()));
   reply.fields.emplace_back("Connection", keep_alive ? "keep-alive" : "close");
-  out_head_ = HeadText(reply.status, reply.fields);
-  out_body_ = std::move(reply.body);
-  if (parser_->get().method() == beast::http::verb::head) out_body_.clear();
+  out_ = HeadText(reply.status, reply.fields);
+  if (parser_->get().method() != beast::http::verb::head) out_ += reply.body;
 }
 
 template <typename Transport>
 void Session<Transport>::PutPiece(PendingAnswer::Step step) {
-  out_head_.clear();
-  out_body_ = std::move(step.reply.body);
+  out_.clear();
   if (step.kind == PendingAnswer::Step::Kind::kBegin) {
     Fields fields = std::move(step.reply.fields);
     fields.insert(fields.end(), answer_fields_.begin(), answer_fields_.end());
     if (is_http11()) fields.emplace_back("Transfer-Encoding", "chunked");
     fields.emplace_back("Connection", parser_->get().keep_alive() && is_http11() ? "keep-alive" : "close");
-    out_head_ = HeadText(200, fields);
+    out_ = HeadText(200, fields);
   }
-  if (!is_http11()) return;
-  if (!out_body_.empty()) {
-    out_head_ += absl::StrFormat("%x\r\n", out_body_.size());
-    out_body_ += "\r\n";
+  const std::string& bytes = step.reply.body;
+  if (!is_http11()) {
+    out_ += bytes;
+    return;
   }
-  if (step.last) out_body_ += "0\r\n\r\n";
+  if (!bytes.empty()) out_ += StrCat(absl::StrFormat("%x\r\n", bytes.size()), bytes, "\r\n");
+  if (step.last) out_ += "0\r\n\r\n";
 }
 
 template <typename Transport>
 asio::awaitable<bool> Session<Transport>::Send() {
   SetDeadline(context_.limits.write);
-  const std::array<asio::const_buffer, 2> buffers = {asio::buffer(out_head_), asio::buffer(out_body_)};
-  const auto [error, bytes] = co_await asio::async_write(transport_, buffers, kAwait);
+  const auto [error, bytes] = co_await asio::async_write(transport_, asio::buffer(out_), kAwait);
+  out_ = {};
   if (error) Close();
   co_return !error;
 }
@@ -437,9 +435,9 @@ asio::awaitable<void> Session<Transport>::Linger() {
     co_await read_done_.async_wait(kAwait);
   }
   std::size_t lingered = 0;
-  while (!error && !closed() && lingered < kLingerBytes) {
+  while (!error && !closed() && lingered < context_.limits.linger_bytes) {
     buffer_.consume(buffer_.size());
-    const auto [failed, bytes] = co_await socket().async_read_some(buffer_.prepare(kReadBytes), kAwait);
+    const auto [failed, bytes] = co_await socket().async_read_some(buffer_.prepare(kLingerReadBytes), kAwait);
     error = failed;
     lingered += bytes;
   }
