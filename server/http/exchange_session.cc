@@ -44,6 +44,8 @@ using Parser = beast::http::request_parser<beast::http::string_body>;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr std::size_t kReadBytes = 2 << 10;
+// The kernel would otherwise take up to 4 MiB for a client that does not read, which hides it from the engine.
+constexpr int kSendBufferBytes = 256 << 10;
 constexpr std::size_t kLingerReadBytes = 16 << 10;
 
 std::string_view View(beast::string_view text) { return {text.data(), text.size()}; }
@@ -121,6 +123,7 @@ class Session final : public Connection, public std::enable_shared_from_this<Ses
         reserved_(context.bodies) {
     Error ignored;  // a peer that has already gone has no address; the first read ends its session
     socket().set_option(tcp::no_delay(true), ignored);
+    socket().set_option(asio::socket_base::send_buffer_size(kSendBufferBytes), ignored);
     place_ = context_.table.Add(*this, socket().remote_endpoint(ignored).address());
   }
 
