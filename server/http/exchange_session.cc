@@ -179,7 +179,7 @@ class Session final : public Connection, public std::enable_shared_from_this<Ses
   Reserved reserved_;             // for the body of the current request
   RequestHead head_;
   Fields answer_fields_;  // of the current request
-  std::string out_;  // one buffer: of an array of two, Beast 1.81's TLS stream sends only the first if it is small
+  std::string out_;       // one buffer: of an array of two, Beast 1.81's TLS stream sends only the first if it is small
   std::shared_ptr<PendingAnswer> answer_;
 };
 

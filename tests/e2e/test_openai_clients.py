@@ -15,7 +15,7 @@ from test_openai import CHAT, client_of
 DOCUMENT = ROOT / "docs/clients.md"
 CLIENTS = ROOT / "build/deps/clients"  # environments of the clients, kept from run to run
 PACKAGES = {"openai1": ["openai==1.109.1"], "openai3": ["openai==3.54.0"], "langchain": ["langchain-openai==1.7.0"],
-            "litellm": ["litellm==1.109.0"], "lm_eval": ["lm_eval[api]==0.4.13"]}
+            "litellm": ["litellm==1.109.0"], "lm_eval": ["lm_eval[api]==0.4.13", "transformers==5.24.0"]}
 
 
 def environment(name):

@@ -407,7 +407,8 @@ TEST_F(AuthorityTest, S11RefusalsAreOneJsonLineEach) {
 
 // A listener of another protocol names its client by metadata, which counts only with the server's secret.
 TEST_F(AuthorityTest, OnlyTheServersSecretMakesACallerAnother) {
-  Write(R"({"name": "one", "role": "viewer", "san": "uri:spiffe://tests/one"})" "\n");
+  Write(R"({"name": "one", "role": "viewer", "san": "uri:spiffe://tests/one"})"
+        "\n");
   auto opened = Open();
   ASSERT_TRUE(opened.ok());
   Caller forwarded;

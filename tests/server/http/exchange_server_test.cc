@@ -24,7 +24,7 @@ using ::testing::Not;
 using ::testing::StartsWith;
 
 constexpr absl::Duration kShortLimit = absl::Milliseconds(300);  // for limits that a test waits for
-constexpr auto kPatience = std::chrono::seconds(60);        // only a failing test waits that long
+constexpr auto kPatience = std::chrono::seconds(60);             // only a failing test waits that long
 
 class Handler final : public ExchangeHandler {
  public:
