@@ -207,6 +207,22 @@ def test_web_pages_of_other_origins_are_not_answered_for(server, make_server):
     assert "Access-Control-Allow-Origin" not in fields
 
 
+@pytest.mark.parametrize("host,wanted", [("localhost:8000", 200), ("127.0.0.1", 200), ("[::1]:8000", 200), ("evil.example", 403),
+                                         ("evil.example:8000", 403), ("127.0.0.1.evil.example", 403), ("", 403)])
+def test_name_that_a_web_page_gave_to_this_address_is_refused(server, host, wanted):
+    assert raw(server, "GET", "/v1/models", None, {"Host": host})[0] == wanted
+
+
+def test_requests_are_counted_by_endpoint_from_zero(server, client):
+    def count(route):
+        return server.metrics()[f'nibble_openai_requests_total{{route="{route}"}}']
+    before = {route: count(route) for route in ("/v1/models/{}", "unknown", "/detokenize")}
+    client.models.retrieve("small")
+    assert count("/v1/models/{}") == before["/v1/models/{}"] + 1
+    raw(server, "GET", "/nothing/here")
+    assert count("unknown") == before["unknown"] + 1 and count("/detokenize") == before["/detokenize"]
+
+
 def test_full_queue_asks_for_a_later_retry(make_server, model_directory):
     server = make_server("--openai_address", "127.0.0.1:0", "--max_running_requests", 1, "--max_waiting_requests", 0)
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")

@@ -12,7 +12,7 @@ from conftest import Server
 from soon import soon
 
 BODY = json.dumps({"model": "small-int8", "prompt": "The keeper", "max_tokens": 300, "ignore_eos": True, "stream": True}).encode()
-REQUEST = (b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(BODY)) + BODY
+REQUEST = (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(BODY)) + BODY
 
 
 def connect(server, receive_bytes=None):
@@ -121,7 +121,7 @@ def test_half_sent_requests_do_not_keep_others_waiting(server):
     b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n",
     b"POST /v1/completions HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"\r\n" * 1000, b"\x00" * 5000,
     b"GET " + b"/" * 70000 + b" HTTP/1.1\r\n\r\n", b"GET /v1/models HTTP/1.1\r\n" + b"A: b\r\n" * 3000 + b"\r\n",
-    b"GET /v1/models/%00%2e%2e%2f HTTP/1.1\r\nHost: t\r\n\r\n", b"GET /v1/models/%zz HTTP/1.1\r\nHost: t\r\n\r\n",
+    b"GET /v1/models/%00%2e%2e%2f HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /v1/models/%zz HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
 def test_malformed_bytes_are_refused_or_closed(shared_openai, raw):
     client = connect(shared_openai)
