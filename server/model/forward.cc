@@ -11,10 +11,11 @@ namespace nibble::model {
 
 absl::StatusOr<kernels::Matrix> RunStep(const ModelConfig& config, const DecoderWeights& weights,
                                         const kernels::KvCacheView& cache, const StepRows& rows, Arena& arena,
-                                        const kernels::Stream& stream) {
+                                        const kernels::Stream& stream, kernels::Matrix* hidden) {
   ServingOps ops(config, weights, cache, rows, arena, stream);
   const kernels::Matrix logits = ops.Logits(RunDecoder(ops, config));
   NIBBLE_RETURN_IF_ERROR(ops.status());
+  if (hidden != nullptr) *hidden = ops.hidden();
   return logits;
 }
 

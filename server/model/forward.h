@@ -12,10 +12,11 @@
 
 namespace nibble::model {
 
-// Returns the logits [logit_rows, V] f32 of one step; they are valid until the arena is released.
+// Returns the logits [logit_rows, V] f32 of one step; they are valid until the arena is released. *hidden likewise, if
+// given: ServingOps::hidden().
 absl::StatusOr<kernels::Matrix> RunStep(const ModelConfig& config, const DecoderWeights& weights,
                                         const kernels::KvCacheView& cache, const StepRows& rows, Arena& arena,
-                                        const kernels::Stream& stream);
+                                        const kernels::Stream& stream, kernels::Matrix* hidden = nullptr);
 
 // Feeds one sequence from position 0 in chunks of at most `chunk` tokens and hands the logits of every row to `visit`
 // (first row number, [rows, V]) chunk by chunk, so that the logits of all tokens never exist at once.

@@ -238,22 +238,26 @@ ServingOps::Tensor ServingOps::Add(Tensor h, const Tensor& y) {
   return h;
 }
 
-ServingOps::Tensor ServingOps::FinalNorm(const Tensor& h) {
-  const auto wanted = static_cast<std::int64_t>(rows_.logit_rows.size());
-  Matrix rows = arena_.AllocateMatrix(DType::kF32, wanted, h.cols);
-  // A library head reads rows of its own type; an int8 or promised float head reads f32, also in a weight-only model.
-  Matrix normed = weights_.head.kind == LinearWeight::Kind::kLibrary && weights_.head.library.dtype != DType::kF32
-                      ? arena_.AllocateMatrix(weights_.head.library.dtype, wanted, h.cols)
-                      : rows;
+ServingOps::Tensor ServingOps::NormedRows(const Tensor& h, std::span<const std::int32_t> wanted, DType dtype) {
+  const auto count = static_cast<std::int64_t>(wanted.size());
+  Matrix rows = arena_.AllocateMatrix(DType::kF32, count, h.cols);
+  Matrix normed = dtype == DType::kF32 ? rows : arena_.AllocateMatrix(dtype, count, h.cols);
   if (!status_.ok()) return normed;
-  for (std::int64_t i = 0; i < wanted; ++i) {
-    std::memcpy(rows.Row<float>(i), h.Row<float>(rows_.logit_rows[static_cast<std::size_t>(i)]),
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::memcpy(rows.Row<float>(i), h.Row<float>(wanted[static_cast<std::size_t>(i)]),
                 static_cast<std::size_t>(h.cols) * sizeof(float));
   }
   Ok(kernels::RmsNorm(
       {.x = rows, .weight = weights_.final_norm, .eps = static_cast<float>(config_.rms_norm_eps), .y = normed},
       stream_));
   return normed;
+}
+
+ServingOps::Tensor ServingOps::FinalNorm(const Tensor& h) {
+  if (!rows_.hidden_rows.empty()) hidden_ = NormedRows(h, rows_.hidden_rows, DType::kF32);
+  // A library head reads rows of its own type; an int8 or promised float head reads f32, also in a weight-only model.
+  const bool library = weights_.head.kind == LinearWeight::Kind::kLibrary;
+  return NormedRows(h, rows_.logit_rows, library ? weights_.head.library.dtype : DType::kF32);
 }
 
 ServingOps::Tensor ServingOps::Logits(const Tensor& normed) {

@@ -16,10 +16,11 @@ namespace nibble::model {
 
 // One step over T rows: the token, sequence and position of each row, and the rows whose logits are wanted.
 struct StepRows {
-  std::span<const std::int32_t> tokens;        // [T]
-  kernels::KvRows kv;                          // [T] sequence and position of each row
-  std::span<const std::int32_t> logit_rows;    // ascending row numbers
-  const base::Cancelled* cancelled = nullptr;  // checked before every layer; the step then ends with Cancelled
+  std::span<const std::int32_t> tokens;         // [T]
+  kernels::KvRows kv;                           // [T] sequence and position of each row
+  std::span<const std::int32_t> logit_rows;     // ascending row numbers
+  std::span<const std::int32_t> hidden_rows{};  // rows whose hidden states after the final norm are wanted; likewise
+  const base::Cancelled* cancelled = nullptr;   // checked before every layer; the step then ends with Cancelled
 };
 
 // One thread; lives for one step.
@@ -51,6 +52,8 @@ class ServingOps {
   Tensor Add(Tensor h, const Tensor& y);
   Tensor FinalNorm(const Tensor& h);
 
+  // [hidden_rows, hidden] f32 after the final norm; set by FinalNorm().
+  const Tensor& hidden() const { return hidden_; }
   // [logit_rows, V] f32 from FinalNorm's rows.
   Tensor Logits(const Tensor& normed);
 
@@ -58,6 +61,8 @@ class ServingOps {
 
  private:
   Input Quantize(const Tensor& x);
+  // The final norm of these rows of h.
+  Tensor NormedRows(const Tensor& h, std::span<const std::int32_t> rows, kernels::DType dtype);
   // Adds the values of the input's codes if the layer has adapters, which read them.
   void AddValues(std::int64_t layer, Input& input);
   kernels::QuantizedRows AllocateQuantized(std::int64_t rows, std::int64_t cols);
@@ -77,6 +82,7 @@ class ServingOps {
   Arena& arena_;
   kernels::Stream stream_;
   Arena::Mark layer_mark_;
+  Tensor hidden_;
   absl::Status status_;
 };
 

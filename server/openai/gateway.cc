@@ -14,6 +14,7 @@
 #include "server/base/queue_full.h"
 #include "server/base/strings.h"
 #include "server/openai/api_error.h"
+#include "server/openai/embeddings.h"
 #include "server/openai/generate_exchange.h"
 #include "server/openai/generate_request.h"
 #include "server/openai/models.h"
@@ -96,6 +97,10 @@ const std::vector<Gateway::Route>& Gateway::Routes() {
       {"POST", "/v1/chat/completions", "nibble.v1.InferenceService/ChatStream",
        [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
          kGenerate(self, std::move(incoming), ParseChat(body));
+       }},
+      {"POST", "/v1/embeddings", "nibble.v1.InferenceService/Embed",
+       [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
+         Embed(std::move(incoming), body, self.stubs_);
        }},
       {"POST", "/tokenize", "nibble.v1.InferenceService/Tokenize",
        [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {

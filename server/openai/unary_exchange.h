@@ -19,7 +19,8 @@ inline http::Reply JsonReply(std::string body) {
 // call.
 template <typename Response, typename Request, typename Invoke>
 void CallUnary(std::shared_ptr<Incoming> incoming, Request request, Invoke invoke,
-               std::function<void(const std::shared_ptr<Incoming>&, Response&)> on_ok) {
+               std::function<void(const std::shared_ptr<Incoming>&, Response&)> on_ok,
+               RenameField rename = PlainField) {
   struct State {
     std::shared_ptr<Incoming> incoming;
     grpc::ClientContext context;
@@ -35,9 +36,9 @@ void CallUnary(std::shared_ptr<Incoming> incoming, Request request, Invoke invok
                                      if (const auto alive = weak.lock()) alive->context.TryCancel();
                                    });
   invoke(&state->context, &state->request, &state->response,
-         [state, on_ok = std::move(on_ok)](const grpc::Status& status) {
+         [state, on_ok = std::move(on_ok), rename = std::move(rename)](const grpc::Status& status) {
            if (status.ok()) return on_ok(state->incoming, state->response);
-           state->incoming->exchange->Answer(ToReply(FromStatus(status)));
+           state->incoming->exchange->Answer(ToReply(FromStatus(status, rename)));
          });
 }
 

@@ -12,6 +12,7 @@
 #include "server/base/strings.h"
 #include "server/rpc/answer_sink.h"
 #include "server/rpc/answer_size.h"
+#include "server/rpc/embed.h"
 #include "server/rpc/model_name.h"
 #include "server/rpc/paced_stream.h"
 #include "server/rpc/score.h"
@@ -453,9 +454,24 @@ grpc::ServerUnaryReactor* InferenceService::RenderTemplate(grpc::CallbackServerC
   return WithText(context, "nibble.v1.InferenceService/RenderTemplate", "RenderTemplateRequest.model", request, body);
 }
 
-grpc::ServerUnaryReactor* InferenceService::Embed(grpc::CallbackServerContext* context, const v1::EmbedRequest*,
-                                                  v1::EmbedResponse*) {
-  return UnaryUnimplemented(environment_, context, "nibble.v1.InferenceService/Embed");
+grpc::ServerUnaryReactor* InferenceService::Embed(grpc::CallbackServerContext* context, const v1::EmbedRequest* request,
+                                                  v1::EmbedResponse* response) {
+  const auto start = [this, request, response](UnaryCall* call) {
+    if (const absl::Status status = CheckEmbed(*request, environment_.max_prompt_bytes); !status.ok())
+      return call->Done(status);
+    const absl::Duration deadline = call->call().DeadlineOr(environment_.generate_deadline);
+    WithModel(loads_, request->model(), call, deadline, [=, this](serve::ModelLoads::Loaded loaded) {
+      if (!loaded.ok()) return call->Done(loaded.status());
+      const auto submit = [=, this, resident = *loaded] {
+        return SubmitEmbed(environment_, resident, *request, deadline, call, response);
+      };
+      const auto failed = [call](const absl::Status& status) { call->Done(status); };
+      if (TextBytes(*request) > text::kLargeTextBytes) return OnTextThread(call->call(), deadline, submit, failed);
+      if (const absl::Status status = submit(); !status.ok()) failed(status);
+    });
+  };
+  return UnaryAsync(environment_, environment_.workers, context, "nibble.v1.InferenceService/Embed", start,
+                    environment_.generate_deadline);
 }
 
 grpc::ServerUnaryReactor* InferenceService::Abort(grpc::CallbackServerContext* context, const v1::AbortRequest* request,

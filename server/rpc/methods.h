@@ -10,8 +10,7 @@ inline constexpr const char* kServices[] = {"nibble.v1.DatasetService",     "nib
                                             "google.longrunning.Operations"};
 
 // Methods that answer UNIMPLEMENTED, then fields of requests, with the refused values if the server accepts others.
-inline constexpr const char* kUnimplemented[] = {"nibble.v1.InferenceService/Embed",
-                                                 "nibble.v1.ServerService/SetResourcePolicy",
+inline constexpr const char* kUnimplemented[] = {"nibble.v1.ServerService/SetResourcePolicy",
                                                  "ConvertModelRequest.calibration_dataset",
                                                  "ConvertModelRequest.checkpoint",
                                                  "ConvertModelRequest.lora KEEP, MERGE_AWARE",

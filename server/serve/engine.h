@@ -133,7 +133,9 @@ class Engine {
   // engine_step.cc. False when every request waits for its reader.
   absl::StatusOr<bool> RunOnce();
   void Plan(Step* step);
-  absl::Status ConsumeLogits(const Part& part, const kernels::Matrix& logits);
+  // Takes the part's rows of the step's logits and hidden states.
+  absl::Status ConsumeLogits(const Part& part, const kernels::Matrix& logits, const kernels::Matrix& hidden);
+  void SendHidden(const Part& part, std::int64_t first_position, const kernels::Matrix& hidden);
   absl::Status Score(const Part& part, std::int64_t first_position, const kernels::Matrix& logits);
   absl::Status Logprobs(kernels::ConstMatrix rows, std::span<const std::int32_t> targets, std::int64_t top_n,
                         std::vector<TokenLogprob>* out);

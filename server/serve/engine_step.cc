@@ -73,13 +73,21 @@ void Engine::Plan(Step* step) {
       const bool completes = rows == output->unfed();
       std::int64_t num_logits = completes ? 1 : 0;
       if (score) num_logits = rows;
+      std::int64_t num_hidden = 0;
+      if (group.request.hidden != HiddenStates::kNone) {
+        num_logits = 0;
+        num_hidden = group.request.hidden == HiddenStates::kAll ? rows : completes ? 1 : 0;
+      }
       const Part part = {.group = &group,
                          .output = output.get(),
                          .first_row = static_cast<std::int64_t>(step->tokens.size()),
                          .num_rows = rows,
                          .first_logit = static_cast<std::int64_t>(step->logit_rows.size()),
-                         .num_logits = num_logits};
+                         .num_logits = num_logits,
+                         .first_hidden = static_cast<std::int64_t>(step->hidden_rows.size()),
+                         .num_hidden = num_hidden};
       for (std::int64_t r = 0; r < rows; ++r) {
+        if (r >= rows - part.num_hidden) step->hidden_rows.push_back(static_cast<std::int32_t>(part.first_row + r));
         if (r >= rows - part.num_logits) step->logit_rows.push_back(static_cast<std::int32_t>(part.first_row + r));
         step->tokens.push_back(output->tokens[static_cast<std::size_t>(output->fed + r)]);
         step->position.push_back(static_cast<std::int32_t>(output->fed + r));
@@ -109,12 +117,14 @@ absl::StatusOr<bool> Engine::RunOnce() {
                                        .page_tables = step.page_tables.data(),
                                        .num_sequences = static_cast<std::int64_t>(step.parts.size()),
                                        .pages_per_sequence = step.pages_per_sequence},
-                                .logit_rows = step.logit_rows};
-  NIBBLE_ASSIGN_OR_RETURN(const kernels::Matrix logits,
-                          model::RunStep(model_->config(), model_->weights(), pool_->view(), rows, arena_, stream_));
+                                .logit_rows = step.logit_rows,
+                                .hidden_rows = step.hidden_rows};
+  kernels::Matrix hidden;
+  NIBBLE_ASSIGN_OR_RETURN(const kernels::Matrix logits, model::RunStep(model_->config(), model_->weights(),
+                                                                       pool_->view(), rows, arena_, stream_, &hidden));
   for (const Part& part : step.parts) {
     // One request's failure must not affect the others.
-    if (const absl::Status status = ConsumeLogits(part, logits); !status.ok()) {
+    if (const absl::Status status = ConsumeLogits(part, logits, hidden); !status.ok()) {
       EndGroup(*part.group, StepFault(status), FinishReason::kCancelled);
     }
   }
@@ -167,7 +177,19 @@ absl::Status Engine::Score(const Part& part, std::int64_t first_position, const 
   return absl::OkStatus();
 }
 
-absl::Status Engine::ConsumeLogits(const Part& part, const kernels::Matrix& logits) {
+void Engine::SendHidden(const Part& part, std::int64_t first_position, const kernels::Matrix& hidden) {
+  Group& group = *part.group;
+  // Rows sent before a preemption are not sent again.
+  const std::int64_t first = first_position + part.num_rows - part.num_hidden;
+  const std::int64_t num_sent = std::clamp<std::int64_t>(group.scored - first, 0, part.num_hidden);
+  const std::int64_t count = part.num_hidden - num_sent;
+  if (count == 0) return;
+  group.scored = first + part.num_hidden;
+  group.sink->OnHidden(kernels::MakeConstMatrix(hidden.Row<float>(part.first_hidden + num_sent), kernels::DType::kF32,
+                                                count, hidden.cols));
+}
+
+absl::Status Engine::ConsumeLogits(const Part& part, const kernels::Matrix& logits, const kernels::Matrix& hidden) {
   Group& group = *part.group;
   Sequence& output = *part.output;
   if (group.ended) return absl::OkStatus();  // ended by another of its outputs
@@ -175,10 +197,12 @@ absl::Status Engine::ConsumeLogits(const Part& part, const kernels::Matrix& logi
   const std::int64_t first_position = output.fed;
   output.fed += part.num_rows;
   if (reading) options_.totals->prompt_tokens += static_cast<std::uint64_t>(part.num_rows);
-  if (part.num_logits == 0) return absl::OkStatus();
+  if (part.num_hidden > 0) SendHidden(part, first_position, hidden);
+  const bool wants_hidden = group.request.hidden != HiddenStates::kNone;
+  if (part.num_logits == 0 && !(wants_hidden && output.unfed() == 0)) return absl::OkStatus();
   if (group.request.prompt_logprobs && reading) NIBBLE_RETURN_IF_ERROR(Score(part, first_position, logits));
   if (output.unfed() > 0) return absl::OkStatus();
-  if (group.request.stopping.max_tokens == 0) {
+  if (wants_hidden || group.request.stopping.max_tokens == 0) {
     group.usage.prefill_ms = Milliseconds(clock_.Monotonic() - group.started);
     EndOutput(group, output, FinishReason::kLength);
     return absl::OkStatus();

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "kernels/matrix.h"
 #include "kernels/ops/sample/sample.h"
 #include "server/base/cancel_token.h"
 #include "server/serve/penalties.h"
@@ -18,6 +19,9 @@ namespace nibble::serve {
 
 enum class FinishReason { kStop, kLength, kEos, kCancelled, kDeadline };
 const char* Name(FinishReason reason);  // "stop", "length", "eos", "cancelled", "deadline"
+
+// Hidden states of the prompt's tokens that the sink gets. With any but kNone, no token is drawn.
+enum class HiddenStates { kNone, kLast, kAll };
 
 struct Stopping {
   std::int64_t max_tokens = 0;
@@ -40,9 +44,10 @@ struct Request {
   std::int64_t top_logprobs = 0;  // alternatives per logprob, also of the prompt; at most the vocabulary
   bool prompt_logprobs = false;   // of prompt[1..] given the tokens before
   bool logits_digests = false;    // Score: also the digest of the logits of each prompt logprob
-  std::int64_t score_chunk = 0;   // prompt tokens per step, with prompt_logprobs; 0: the engine's
-  int priority = 0;               // higher begins first (waiting_queue.h)
-  std::string principal;          // decides turn and limits; "": a server without tokens, no limits
+  HiddenStates hidden = HiddenStates::kNone;
+  std::int64_t score_chunk = 0;  // prompt tokens per step, with prompt_logprobs; 0: the engine's
+  int priority = 0;              // higher begins first (waiting_queue.h)
+  std::string principal;         // decides turn and limits; "": a server without tokens, no limits
   absl::Duration deadline = absl::InfiniteDuration();        // monotonic clock
   absl::Duration queue_deadline = absl::InfiniteDuration();  // monotonic clock; the request must begin before it
   std::optional<absl::Duration> arrived;  // monotonic clock; Usage counts from here. Unset: time of Submit
@@ -87,6 +92,8 @@ class ResponseSink {
   // Called before the request's first step; not called if the request ends while it waits.
   virtual void OnStart(double queue_ms) = 0;
   virtual void OnPromptLogprobs(std::span<const TokenLogprob> logprobs) = 0;
+  // Hidden states after the final norm, [tokens, hidden_size] f32, of consecutive tokens of the prompt in their order.
+  virtual void OnHidden(kernels::ConstMatrix) {}
   // Returns false while the reader is behind; the request then takes no step. Called before each step after the first
   // token, and before all steps if prompt logprobs are requested. Otherwise the first token is sent without a call.
   virtual bool Ready() { return true; }

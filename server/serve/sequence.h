@@ -53,7 +53,7 @@ struct Engine::Group {
   absl::Duration started;
   absl::Duration first_token;
   std::uint64_t launches_before = 0;
-  std::int64_t scored = 0;  // prompt logprobs sent to the sink
+  std::int64_t scored = 0;  // prompt logprobs, or hidden states, sent to the sink
   bool begun = false;
   bool prompt_read = false;  // its first tokens were drawn; stays true when it is preempted
   bool preempted = false;    // begun, but has no pages
@@ -90,13 +90,15 @@ struct Engine::Part {
   Sequence* output;
   std::int64_t first_row;  // of the step
   std::int64_t num_rows;
-  std::int64_t first_logit;  // index among the logit rows
-  std::int64_t num_logits;   // all rows for Score, the last row of a completed prompt or a decode row, or none
+  std::int64_t first_logit;   // index among the logit rows
+  std::int64_t num_logits;    // all rows for Score, the last row of a completed prompt or a decode row, or none
+  std::int64_t first_hidden;  // index among the hidden rows
+  std::int64_t num_hidden;    // of the last rows
 };
 
 struct Engine::Step {
   std::vector<Part> parts;
-  std::vector<std::int32_t> tokens, sequence, position, page_tables, logit_rows;
+  std::vector<std::int32_t> tokens, sequence, position, page_tables, logit_rows, hidden_rows;
   std::int64_t pages_per_sequence = 0;
 };
 

@@ -1,4 +1,5 @@
 """OpenAI's own Python package, unmodified, against the listener of --openai_address, beside the gRPC API."""
+import base64
 import concurrent.futures
 import http.client
 import json
@@ -9,8 +10,10 @@ import time
 
 import grpc
 import httpx
+import numpy as np
 import openai
 import pytest
+from safetensors.numpy import load_file
 
 import pki
 from conftest import BIN, Server
@@ -117,8 +120,36 @@ def test_errors_are_those_of_the_package(client):
     with pytest.raises(openai.BadRequestError) as raised:
         client.chat.completions.create(model="small-int8", messages=CHAT, max_completion_tokens=0)
     assert raised.value.param == "max_completion_tokens"
-    with pytest.raises(openai.NotFoundError):
-        client.embeddings.create(model="small-int8", input="x")
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.embeddings.create(model="small-int8", input=["x", ""])
+    assert raised.value.param == "input[1]"
+
+
+def test_embeddings_are_the_states_that_the_logits_are_made_of(client, model_directory):
+    """The head of the small model is its embedding: the last state times this matrix gives the logits."""
+    def embed(text, **extra):
+        return np.array(client.embeddings.create(model="small", input=text, encoding_format="float", extra_body=extra).data[0].embedding, dtype=np.float64)
+    state = embed(PROMPT, pooling="last", normalize=False)
+    logits = load_file(model_directory / "model.safetensors")["model.embed_tokens.weight"].astype(np.float64) @ state
+    logprobs = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+    answer = client.completions.create(model="small", prompt=PROMPT, max_tokens=1, temperature=0, logprobs=5)
+    served = sorted(answer.choices[0].logprobs.top_logprobs[0].values(), reverse=True)
+    assert np.allclose(np.sort(logprobs)[::-1][:5], served[:5], atol=1e-3)
+    assert np.allclose(embed(PROMPT, pooling="last"), state / np.linalg.norm(state), atol=1e-6)
+    assert abs(np.linalg.norm(embed(PROMPT)) - 1) < 1e-5
+
+
+def test_embeddings_of_every_form_of_input_agree(server, client):
+    ids = server.json("tokenize", "small-int8", "--text", PROMPT)["token_ids"]
+    forms = [PROMPT, [PROMPT], ids, [ids]]
+    loose = client_of(server, _strict_response_validation=False)  # the package asks for base64 but validates a list
+    answers = [loose.embeddings.create(model="small-int8", input=form, encoding_format=encoding)
+               for form in forms for encoding in ("float", "base64")]
+    answers.append(loose.embeddings.create(model="small-int8", input=PROMPT))
+    vectors = [answer.data[0].embedding for answer in answers]
+    decoded = [vector if isinstance(vector, list) else np.frombuffer(base64.b64decode(vector), dtype="<f4").tolist() for vector in vectors]
+    assert all(np.array_equal(np.float32(vector), np.float32(decoded[0])) for vector in decoded)
+    assert answers[0].usage.prompt_tokens == len(ids)
 
 
 def test_request_id_comes_back_and_is_in_the_log(server, client):

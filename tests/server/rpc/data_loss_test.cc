@@ -387,11 +387,11 @@ TEST_F(ErrorDetailsTest, CorruptCheckpointNamesBothDigests) {
 }
 
 TEST_F(ErrorDetailsTest, UnimplementedNamesTheMissingFeature) {
-  v1::EmbedRequest embed;
-  v1::EmbedResponse embedded;
-  const auto method = Check(Call(inference_, &v1::InferenceService::Stub::Embed, embed, &embedded),
+  v1::SetResourcePolicyRequest policy;
+  v1::ResourcePolicy set;
+  const auto method = Check(Call(server_, &v1::ServerService::Stub::SetResourcePolicy, policy, &set),
                             grpc::StatusCode::UNIMPLEMENTED, "UNIMPLEMENTED");
-  EXPECT_EQ(Metadata(method, "name"), "nibble.v1.InferenceService/Embed");
+  EXPECT_EQ(Metadata(method, "name"), "nibble.v1.ServerService/SetResourcePolicy");
   v1::GenerateRequest request = Prompt("tiny", "a", 1);
   request.set_regex("a*");
   EXPECT_EQ(Metadata(Check(Generate(request), grpc::StatusCode::UNIMPLEMENTED, "UNIMPLEMENTED"), "name"),
