@@ -160,7 +160,10 @@ def test_request_id_comes_back_and_is_in_the_log(server, client):
     with pytest.raises(openai.NotFoundError) as raised:
         client.models.retrieve("nowhere", extra_headers={"x-request-id": "my-request.2"})
     assert raised.value.request_id == "my-request.2"
-    logged = {entry["request_id"]: entry for entry in server.logged("rpc")}
+    def calls():
+        return {entry["request_id"]: entry for entry in server.logged("rpc")}
+    soon(lambda: {"my-request.1", "my-request.2"} <= set(calls()), "both are in the log")
+    logged = calls()
     assert logged["my-request.1"]["method"] == "nibble.v1.InferenceService/GenerateStream"
     assert logged["my-request.1"]["peer"].startswith("ipv4:127.0.0.1:"), "the client's address, not that of the inner channel"
     assert logged["my-request.2"]["code"] == "NOT_FOUND"
