@@ -11,6 +11,8 @@ from test_security import Secure
 from soon import soon
 
 nibble_client = client_package.load()
+from nibble_client.v1 import model_service_pb2_grpc  # noqa: E402
+
 errors, v1 = nibble_client.errors, nibble_client.v1
 QUICK = nibble_client.Retry(attempts=20, first_wait=0.05, longest_wait=0.2, reconnect_for=60)
 JOB = dict(method="qlora", base_model="small", train_dataset="page", micro_batch=2, max_seq_len=96, lr=5e-3, r=4, alpha=8, seed=3)
@@ -141,6 +143,37 @@ def test_cut_upload_of_a_model_continues(connect, shared, model_directory):
     proxy = CountingProxy(shared.grpc, cut_after=500_000)
     model = connect(proxy.address).models.import_files(model_directory, f"model-{connect.kind}", dtype="f32")
     assert model.digest == connect(shared.grpc).models.get("small").digest and proxy.accepted >= 2
+
+
+def open_a_file_and_leave(address, upload_id):
+    """Begins an upload of a model, opens its first file, and is lost before the first chunk."""
+    opened, left = threading.Event(), threading.Event()
+
+    def messages():
+        yield v1.UploadModelRequest(header={"name": "lost", "upload_id": upload_id})
+        yield v1.UploadModelRequest(file={"path": "config.json", "size_bytes": 10})
+        opened.set()
+        left.wait(60)
+
+    with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        call = model_service_pb2_grpc.ModelServiceStub(channel).UploadModel.future(messages())
+        assert opened.wait(60)
+        call.cancel()
+        left.set()
+
+
+def test_upload_that_was_lost_before_its_first_chunk_begins_again(connect, shared, model_directory):
+    name, client = f"opened-{connect.kind}", connect(shared.grpc)
+
+    def lost():  # tried again until the server has read both messages before the end of the stream
+        open_a_file_and_leave(shared.grpc, name)
+        found = [upload for upload in client.uploads.list() if upload.upload_id == name]
+        return [(upload.state, upload.num_files) for upload in found] == [(v1.UPLOAD_STATE_INTERRUPTED, 1)]
+
+    soon(lost)
+    assert client.uploads.get(name).committed_bytes == 0
+    model = client.models.import_files(model_directory, name, dtype="f32", upload_id=name, resume=True)
+    assert model.digest == client.models.get("small").digest
 
 
 def test_file_that_changes_during_its_upload_is_an_error(connect, shared, tmp_path):

@@ -80,7 +80,7 @@ class AsyncSender:
                     messages: Callable[[v1.Upload], Iterator[Request]], upload_id: str, resume: bool) -> Response:
         """Sends the upload, and what is missing again after each error that another stream can mend. `resume`: the
         server already has the upload."""
-        arrived = await self._get(upload_id) if resume else v1.Upload()
+        arrived = _resumable(await self._get(upload_id)) if resume else v1.Upload()
         connection = self._caller.connection
         backoff = Backoff(connection.retry)
         unknown: NibbleError | None = None  # why it is not known which bytes have arrived
@@ -99,7 +99,7 @@ class AsyncSender:
                 found = await self._written(upload_id)
                 if found.committed_bytes > arrived.committed_bytes:
                     backoff.progressed()  # only attempts without progress count
-                arrived = found
+                arrived = _resumable(found)
             except NotFound:
                 arrived = v1.Upload()  # the server has no such upload: begin again
             except NibbleError as error:
@@ -115,3 +115,8 @@ class AsyncSender:
 
     async def _get(self, upload_id: str) -> v1.Upload:
         return await self._caller.call(methods.GET_UPLOAD, v1.GetUploadRequest(upload_id=upload_id))
+
+
+def _resumable(upload: v1.Upload) -> v1.Upload:
+    """What the server keeps when a new stream begins: an offset of 0 begins a new upload, without the opened file."""
+    return upload if upload.committed_bytes > 0 else v1.Upload()
