@@ -123,7 +123,7 @@ def write_stubs(protos: pathlib.Path, package: pathlib.Path) -> None:
 def write_sync(package: pathlib.Path) -> None:
     for path in sorted((HERE / "src/nibble_client/_async").glob("*.py")):
         target = package / "_sync" / path.name
-        if path.name != "transport.py":
+        if path.name not in ("__init__.py", "transport.py"):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(f"# Generated from _async/{path.name} by generate.py.\n{to_sync(path.read_text())}")
 

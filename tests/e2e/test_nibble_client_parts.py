@@ -3,7 +3,10 @@ import ast
 import inspect
 import io
 import json
+import pathlib
 import re
+import subprocess
+import sys
 
 import grpc
 import pytest
@@ -13,7 +16,7 @@ import client_package
 from conftest import ROOT
 
 nibble_client = client_package.load()
-from nibble_client import answers, connection, errors, files, messages, methods, requests, retry, v1, watching  # noqa: E402
+from nibble_client import answers, connection, errors, files, messages, methods, notebook, requests, retry, v1, watching  # noqa: E402
 
 # Reasons of docs/errors.md that no call returns (Job.error of an unfinished job, events, the start of nibbled, calls of
 # trainers), that occur with several codes, or that a program does not handle apart from their code.
@@ -294,3 +297,53 @@ def test_synchronous_client_is_the_asynchronous_one_without_coroutines():
                        for method, function in inspect.getmembers(found, inspect.isfunction) if not method.startswith("__")}
                       for module in both]
         assert signatures[0] == signatures[1] and signatures[0]
+
+
+PREVIEW = v1.PreviewDatasetResponse(
+    total_rows=9, tokens=3, trainable_tokens=2, warnings=[{"reason": "EMPTY_ANSWERS", "message": "row <1>"}],
+    rows=[{"row": 1, "token_ids": [1, 2, 3], "token_texts": ["<b>", "yes", "\n"], "trained": [False, True, True]}])
+
+
+def test_mask_shows_trained_tokens_and_escapes_texts():
+    mask = notebook.Mask(PREVIEW)
+    page = mask._repr_html_()
+    spans = re.findall(r'<span style="(.*?)" title="token (\d)">(.*?)</span>', page, re.S)
+    assert [(token, text) for _, token, text in spans] == [("1", "&lt;b&gt;"), ("2", "yes"), ("3", "⏎\n")]
+    assert spans[0][0] != spans[1][0] == spans[2][0] and "row &lt;1&gt;" in page and "2 of 3 tokens are trained" in page
+    assert str(mask) == "row 1: <b>[yes][\n]"
+
+
+def test_progress_shows_a_bar_for_each_stage(monkeypatch):
+    progress = notebook.Progress()
+    monkeypatch.setattr(progress._shown, "is_due", lambda now: False)  # IPython may be absent
+    for stage in (("upload", 5, 10), ("upload", 10, 10), ("wri<te", 3, 4), ("verify", 7, 0)):
+        progress(*stage)
+    page = progress.to_html()
+    assert re.findall(r"<td>([^<]*)</td><td><progress ([^>]*)>", page) == [
+        ("upload", 'max="10" value="10"'), ("wri&lt;te", 'max="4" value="3"'), ("verify", "")] and "75 %" in page
+
+
+def test_stubs_do_not_collide_with_a_users_own_modules(tmp_path):
+    """A program may have a package `nibble`, and stubs of the same protos that it generated itself."""
+    protoc = pytest.importorskip("grpc_tools.protoc")
+    (tmp_path / "nibble").mkdir()
+    (tmp_path / "nibble/__init__.py").write_text("mine = True\n")
+    include = pathlib.Path(protoc.__file__).parent / "_proto"
+    assert protoc.main(["protoc", f"-I{ROOT / 'proto'}", f"-I{include}", f"--python_out={tmp_path}",
+                        str(ROOT / "proto/nibble/v1/common.proto")]) == 0
+    program = "import nibble, nibble_client; from nibble.v1 import common_pb2; assert nibble.mine\n" \
+        "assert common_pb2.Device().SerializeToString() == nibble_client.v1.Device().SerializeToString()\n"
+    own = pathlib.Path(nibble_client.__file__).parents[1]
+    for imports in ("import nibble_client", "from nibble.v1 import common_pb2"):
+        subprocess.run([sys.executable, "-c", f"{imports}\n{program}"], check=True, env={"PYTHONPATH": f"{tmp_path}:{own}"})
+
+
+def test_tested_packages_are_the_oldest_that_the_package_accepts():
+    project = (ROOT / "client/python/pyproject.toml").read_text()
+    pins = dict(re.findall(r"([\w-]+)==([\d.]+)", re.search(r'NIBBLE_CLIENT_FLOOR="(.*?)"', (ROOT / "deploy/versions.env").read_text(),
+                                                             re.S)[1]))
+    oldest = re.findall(r'"([\w-]+)>=([\d.]+),<', project)
+    assert {name for name, _ in oldest} >= {"grpcio", "protobuf", "googleapis-common-protos", "pandas", "matplotlib"}
+    for name, version in oldest + re.findall(r'"(grpcio-tools|googleapis-common-protos)==([\d.]+)"', project):
+        assert pins[name] == version or pins[name] == f"{version}.0", name
+    assert f'version = "{nibble_client.__version__}"' in project

@@ -27,14 +27,15 @@ def metrics(events: Iterable[v1.JobEvent]) -> pandas.DataFrame:
             column = "eval_loss" if subject == "trained" else f"eval_loss_{subject}"
             rows.setdefault(event.eval.step, {})[column] = event.eval.eval_loss
     evaluations = sorted({name for row in rows.values() for name in row} - set(_STEP_COLUMNS))
-    frame = pandas.DataFrame.from_dict(rows, orient="index", columns=[*_STEP_COLUMNS, *evaluations]).sort_index()
+    columns = [*_STEP_COLUMNS, *evaluations]
+    frame: pandas.DataFrame = pandas.DataFrame.from_dict(rows, orient="index", columns=columns).sort_index()
     frame.index.name = "step"
     return frame
 
 
 def events(events: Iterable[v1.JobEvent]) -> pandas.DataFrame:
     """One row for each event: sequence, time, severity, attempt, kind ("state", "step", "eval", ...) and a text."""
-    frame = pandas.DataFrame([(
+    frame: pandas.DataFrame = pandas.DataFrame([(
         event.sequence, event.time.ToDatetime(), enum_name(event, "severity"), event.attempt,
         event.WhichOneof("event") or "unknown", describe_event(event)) for event in events], columns=_EVENT_COLUMNS)
     frame["time"] = pandas.to_datetime(frame["time"], utc=True)
