@@ -25,8 +25,6 @@ TO_SYNC = [
     (r"\bStopAsyncIteration\b", "StopIteration"),
     (r"\b__a(enter|exit|iter)__\b", r"__\1__"),
     (r"\b__anext__\b", "__next__"),
-    (r"\baclosing\b", "closing"),
-    (r"\baclose\b", "close"),
     (r"\b_async\b", "_sync"),
     (r"\bAsync([A-Z]\w*)", r"\1"),  # AsyncClient, and AsyncIterator of collections.abc
 ]

@@ -11,7 +11,8 @@ from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))  # a build of a wheel does not start in this folder's import path
+sys.path.insert(0, str(HERE))  # for generate.py: a build of a wheel does not import from this folder
+(HERE / ".build").mkdir(exist_ok=True)  # setup.cfg names it, and setuptools does not make it
 
 
 class GenerateToo(build_py):

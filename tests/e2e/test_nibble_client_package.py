@@ -25,18 +25,34 @@ def run(name, *arguments, **environment):
     return done.stdout
 
 
+def visible(folder):
+    """The files below a folder, without hidden ones."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {path for path in paths if not any(part.startswith(".") or part == "__pycache__" for part in path.parts)}
+
+
+def names_in(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory):
     """The wheel, built from a source distribution as `pip install` does, by the pinned build requirements."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    shutil.copytree(ROOT / "client/python", source / "client/python", ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    shutil.copytree(ROOT / "client/python", source / "client/python", ignore=shutil.ignore_patterns(".build"))
     shutil.copytree(ROOT / "proto", source / "proto")
-    run("client-floor", "-c", f"import setuptools.build_meta as build; build.build_sdist({str(folder)!r})",
-        cwd=source / "client/python")
-    archive, = folder.glob("*.tar.gz")
+    before = visible(source)
+    for build in ("build_sdist", "build_wheel"):
+        run("client-floor", "-c", f"import setuptools.build_meta as build; build.{build}({str(folder / build)!r})",
+            cwd=source / "client/python")
+    assert visible(source) == before, "a build leaves files that change the server's code digest (cmake/build_info.sh)"
+    archive, = folder.glob("build_sdist/*.tar.gz")
     run("client-floor", "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "--no-index", "-w", folder, archive)
     made, = folder.glob("*.whl")
+    direct, = folder.glob("build_wheel/*.whl")
+    assert names_in(direct) == names_in(made), "a wheel from the repository differs from one from a source distribution"
     return made
 
 
@@ -51,8 +67,8 @@ def installed(wheel, tmp_path):
 
 def test_wheel_has_types_both_clients_and_no_foreign_package(wheel):
     assert wheel.name == "nibble_client-0.1.0-py3-none-any.whl"
+    names = names_in(wheel)
     with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
         metadata = archive.read("nibble_client-0.1.0.dist-info/METADATA").decode()
     assert {name.split("/")[0] for name in names} == {"nibble_client", "nibble_client-0.1.0.dist-info"}
     assert {"py.typed", "_sync/client.py", "_async/client.py", "v1/model_service_pb2.pyi", "v1/model_service_pb2_grpc.py"} <= \
@@ -88,12 +104,16 @@ except tritonclient.grpc.InferenceServerException as error:
 
 TYPED = """
 import asyncio
+import pandas
 from nibble_client import AsyncClient, Client, v1
 
 def use(client: Client) -> v1.Job:
     text: str = client.chat("model", "Hello", temperature=0.5).text
     for delta in client.generate_stream("model", text):
         part: str = delta.text
+    client.datasets.upload([{"text": "a"}], "rows")
+    client.datasets.upload(pandas.DataFrame({"text": ["a"]}), "frame", format="text")
+    table: pandas.DataFrame = client.jobs.metrics("job-1")
     names: list[str] = [model.name for model in client.models.list()]
     return client.jobs.wait(client.jobs.create(method="qlora", base_model=names[0]).name)
 

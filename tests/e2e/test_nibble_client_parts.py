@@ -145,6 +145,7 @@ def test_token_does_not_cross_a_network_in_plaintext():
         nibble_client.Client("host:1", token="secret")
     nibble_client.Client("host:1", token="secret\n", insecure=True).close()
     nibble_client.Client("host:1", token="secret", tls=True).close()
+    assert "secret" not in repr(connection.Connection("localhost:1", token="secret"))
 
 
 @pytest.mark.parametrize("arguments, message", [

@@ -55,7 +55,9 @@ class AnswerJoiner:
     once, after its deltas."""
 
     def __init__(self, outputs: int) -> None:
-        self._response = v1.GenerateResponse(outputs=[v1.GenerateOutput(index=index) for index in range(outputs)])
+        self._response = v1.GenerateResponse()
+        self._outputs: dict[int, v1.GenerateOutput] = {}
+        self._num_outputs = outputs
         self.started = False
         self._ended = False
 
@@ -80,8 +82,10 @@ class AnswerJoiner:
                 raise malformed("the logprobs of the prompt are out of order")
             self._response.prompt_logprobs.extend(reply.prompt_logprobs.tokens)
         elif kind == "usage":
-            if not all(output.HasField("finish") for output in self._response.outputs):
+            ended = sum(output.HasField("finish") for output in self._outputs.values())
+            if ended != self._num_outputs:
                 raise malformed("the usage before the end of every output")
+            self._response.outputs.extend(self._outputs[index] for index in range(self._num_outputs))
             self._response.usage.CopyFrom(reply.usage)
             self._ended = True
         return None  # a kind of message that only a newer client knows is ignored
@@ -98,9 +102,10 @@ class AnswerJoiner:
         return Answer(self._response)
 
     def _open_output(self, index: int) -> v1.GenerateOutput:
-        if not 0 <= index < len(self._response.outputs) or self._response.outputs[index].HasField("finish"):
+        output = self._outputs.setdefault(index, v1.GenerateOutput(index=index))
+        if not 0 <= index < self._num_outputs or output.HasField("finish"):
             raise malformed("the server's messages are out of order")
-        return self._response.outputs[index]
+        return output
 
 
 class ScoreJoiner:

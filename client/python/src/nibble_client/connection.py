@@ -27,8 +27,6 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
     # Ignores proxy settings of the environment: the user gave the server's address.
     ("grpc.enable_http_proxy", 0),
-    # Only this client retries, because only it knows which calls may be repeated.
-    ("grpc.enable_retries", 0),
 )
 
 PemSource = bytes | str | os.PathLike[str]
@@ -42,7 +40,7 @@ class Tls:
     ca: PemSource | None = None
     # Certificate and key of this client, for a server that asks for one (mTLS).
     certificate: PemSource | None = None
-    key: PemSource | None = None
+    key: PemSource | None = field(default=None, repr=False)
     # The name that the server's certificate must have. None: the host of the address.
     server_name: str | None = None
 
@@ -75,7 +73,7 @@ class Connection:
 
     target: str
     tls: Tls | None = None
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     insecure: bool = False
     # Deadline of a call that answers at once, in seconds.
     timeout: float = 60.0

@@ -142,7 +142,7 @@ def enum_name(message: Message, field: str) -> str:
 
 def scalar(field: FieldDescriptor, value: object, path: str) -> Any:
     """The value of one scalar field, checked."""
-    if hasattr(value, "item") and hasattr(value, "dtype"):  # a number of numpy or pandas
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy or pandas
         value = value.item()
     kind = field.cpp_type
     if kind == _KINDS.CPPTYPE_ENUM:
