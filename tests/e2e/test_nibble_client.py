@@ -2,6 +2,7 @@
 client."""
 import hashlib
 import json
+import shutil
 
 import pytest
 
@@ -147,6 +148,20 @@ def test_model_is_imported_converted_verified_exported_and_deleted(client, share
         client.models.delete(each)
     with pytest.raises(errors.NameTaken):
         client.models.convert("small", to="int8", name="small-int8")
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_files_of_the_server_are_imported(kind, make_server, model_directory, text_file, tmp_path):
+    (tmp_path / "root").mkdir()
+    shutil.copytree(model_directory, tmp_path / "root/model")
+    shutil.copy(text_file, tmp_path / "root/rows.jsonl")
+    server = make_server("--import_root", tmp_path / "root")
+    with client_package.connect(kind, server.grpc) as client:
+        assert client.models.import_server_path("model", "small", dtype="f32").name == "small"
+        assert client.datasets.copy_server_file("rows.jsonl", "page", format="text").rows == 40
+        with pytest.raises(errors.InvalidArgument) as caught:
+            client.datasets.copy_server_file("../rows.jsonl", "outside")
+        assert caught.value.reason == "IMPORT_ROOT"
 
 
 def test_job_is_planned_created_once_watched_and_measured(client):

@@ -80,7 +80,7 @@ def test_wheel_has_types_both_clients_and_no_foreign_package(wheel):
 @pytest.mark.parametrize("name, options", [("client-floor", {}), ("client-ceiling", {"NIBBLE_CLIENT_DATASETS": "1"})])
 def test_client_works_with_the_oldest_and_the_newest_packages(installed, name, options):
     tests = [ROOT / "tests/e2e" / f"{file}.py" for file in
-             ("test_nibble_client", "test_nibble_client_connection", "test_nibble_client_parts", "client_extras")]
+             ("test_nibble_client", "test_nibble_client_async", "test_nibble_client_connection", "test_nibble_client_parts", "client_extras")]
     printed = run(name, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, cwd=ROOT, **installed(name), **options)
     assert " passed" in printed and "failed" not in printed
 

@@ -71,12 +71,13 @@ class Progress:
         rows = []
         last = len(self.stages) - 1
         for number, (stage, (done, total)) in enumerate(self.stages.items()):
+            if number < last:  # the next stage has begun
+                done = total = 1
+            value, percent = "", ""  # a bar without a value shows only that work is in progress
             if total > 0:
-                value = f'max="{total}" value="{min(done, total)}"'
-            else:
-                value = "" if number == last else 'max="1" value="1"'  # a bar without a value shows only that it works
+                value, percent = f'max="{total}" value="{min(done, total)}"', f"{100 * min(done, total) // total} %"
             rows.append(f"<tr><td>{html.escape(stage)}</td><td><progress {value}></progress></td>"
-                        f"<td>{f'{100 * min(done, total) // total} %' if total > 0 else ''}</td></tr>")
+                        f"<td>{percent}</td></tr>")
         return f"<table>{''.join(rows)}</table>"
 
 

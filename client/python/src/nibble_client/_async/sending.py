@@ -18,7 +18,7 @@ class AsyncSender:
         self._caller = caller
 
     async def dataset(self, header: v1.UploadDatasetHeader, file: FileToSend, resume: bool,
-                           on_progress: OnProgress | None) -> v1.Dataset:
+                      on_progress: OnProgress | None) -> v1.Dataset:
         def messages(arrived: v1.Upload) -> Iterator[v1.UploadDatasetRequest]:
             opening = v1.UploadDatasetRequest(header=header)
             opening.header.resume_offset = arrived.committed_bytes
@@ -49,7 +49,7 @@ class AsyncSender:
             await sleep(pause)
 
     async def model(self, header: v1.UploadModelHeader, files: Sequence[FileToSend], resume: bool,
-                         on_progress: OnProgress | None) -> v1.UploadModelResponse:
+                    on_progress: OnProgress | None) -> v1.UploadModelResponse:
         total = sum(file.size for file in files)
 
         def messages(arrived: v1.Upload) -> Iterator[v1.UploadModelRequest]:
