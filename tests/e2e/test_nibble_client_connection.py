@@ -226,6 +226,30 @@ def test_deadline_of_a_wait_leaves_the_job_alone(connect, shared):
     client.jobs.cancel(job.name)
 
 
+def test_closed_client_ends_its_watch_and_refuses_calls(connect, shared):
+    client = connect(shared.grpc)
+    job = client.jobs.create(**JOB, max_steps=5000)
+    begun, ended = threading.Event(), []
+
+    def watch():
+        try:
+            for _ in client.jobs.watch(job.name):
+                begun.set()
+        except errors.Cancelled as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    assert begun.wait(60)
+    client.close()
+    thread.join(30)
+    assert len(ended) == 1 and not thread.is_alive()
+    for call in (client.server_info, lambda: client.datasets.upload([{"text": "a"}], "rows"), lambda: list(client.models.list())):
+        with pytest.raises(errors.Cancelled, match="the client is closed"):
+            call()
+    connect(shared.grpc).jobs.cancel(job.name)
+
+
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory):
     secure = Secure(tmp_path_factory.mktemp("secure"))

@@ -450,6 +450,11 @@ def field_error(field: str, got: object, wanted: str) -> NoReturn:
     raise FieldError(f"{field}: got {got}, wanted {wanted}", metadata={"field": field})
 
 
+def closed() -> Cancelled:
+    """The error of a call of a client that was closed. It has a reason, so that a watch does not reconnect."""
+    return Cancelled("the client is closed", reason="CANCELLED")
+
+
 def malformed(what: str) -> DataLoss:
     """The error for an answer that breaks the rules of the API."""
     return DataLoss(f"malformed response: {what}")

@@ -101,7 +101,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connection. Calls in progress end with Cancelled."""
+        """Closes the connection. Calls in progress, and later ones, raise Cancelled."""
         await self._caller.transport.close()
 
     async def generate(self, model: str, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Answer:

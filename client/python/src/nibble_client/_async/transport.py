@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from nibble_client.connection import Connection
-from nibble_client.errors import error_of_call
+from nibble_client.errors import closed, error_of_call
 from nibble_client.methods import ClientStream, Request, Response, ServerStream, Unary
 from nibble_client.upload_call import UploadCall
 
@@ -31,8 +31,9 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 class AsyncStream(Generic[Response]):
     """The messages of one call. Leaving the context cancels what is left of the call."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, transport: AsyncTransport) -> None:
         self._call = call
+        self._transport = transport
 
     async def __aenter__(self) -> AsyncStream[Response]:
         return self
@@ -49,6 +50,9 @@ class AsyncStream(Generic[Response]):
             message: Response | Any = await self._call.read()
         except grpc.RpcError as error:
             raise error_of_call(error) from None
+        except asyncio.CancelledError:
+            self._transport.raise_if_closed()
+            raise
         if message is grpc.aio.EOF:
             raise StopAsyncIteration
         return message
@@ -61,17 +65,25 @@ class AsyncTransport:
         self._connection = connection
         self._metadata = connection.metadata()
         self._credentials = connection.credentials()
+        self._closed = False
         self._channel: grpc.aio.Channel | None = None
         self._for_uploads: grpc.Channel | None = None
 
     @property
     def channel(self) -> grpc.aio.Channel:
         """Made at the first use, because it belongs to the event loop that runs then."""
+        self.raise_if_closed()
         if self._channel is None:
             target, options = self._connection.target, self._connection.options()
             self._channel = (grpc.aio.insecure_channel(target, options=options) if self._credentials is None
                              else grpc.aio.secure_channel(target, self._credentials, options=options))
         return self._channel
+
+    def raise_if_closed(self) -> None:
+        """Raises Cancelled once the client is closed. grpc.aio ends the calls of a closed channel with CancelledError,
+        as if their tasks had been cancelled."""
+        if self._closed:
+            raise closed()
 
     async def unary(self, method: Unary[Request, Response], request: Request, timeout: float | None) -> Response:
         call: Any = self.channel.unary_unary(
@@ -81,6 +93,9 @@ class AsyncTransport:
             response: Response = await call(request, timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as error:
             raise error_of_call(error) from None
+        except asyncio.CancelledError:
+            self.raise_if_closed()
+            raise
         return response
 
     def stream(self, method: ServerStream[Request, Response], request: Request,
@@ -88,11 +103,12 @@ class AsyncTransport:
         call: Any = self.channel.unary_stream(
             method.path, request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString)
-        return AsyncStream(call(request, timeout=timeout, metadata=self._metadata))
+        return AsyncStream(call(request, timeout=timeout, metadata=self._metadata), self)
 
     async def upload(self, method: ClientStream[Request, Response], messages: Iterator[Request],
                      timeout: float | None) -> Response:
         """Sends the messages and returns the answer."""
+        self.raise_if_closed()
         if self._for_uploads is None:
             self._for_uploads = self._connection.blocking_channel(self._credentials)
         loop = asyncio.get_running_loop()
@@ -111,6 +127,7 @@ class AsyncTransport:
             call.cancel()
 
     async def close(self) -> None:
+        self._closed = True
         if self._channel is not None:
             await self._channel.close()
         if self._for_uploads is not None:

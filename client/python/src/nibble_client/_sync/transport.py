@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import grpc
 
 from nibble_client.connection import Connection
-from nibble_client.errors import error_of_call
+from nibble_client.errors import closed, error_of_call
 from nibble_client.methods import ClientStream, Request, Response, ServerStream, Unary
 from nibble_client.upload_call import UploadCall
 
@@ -55,7 +55,14 @@ class Transport:
 
     def __init__(self, connection: Connection) -> None:
         self._metadata = connection.metadata()
-        self.channel = connection.blocking_channel(connection.credentials())
+        self._channel = connection.blocking_channel(connection.credentials())
+        self._closed = False
+
+    @property
+    def channel(self) -> grpc.Channel:
+        if self._closed:
+            raise closed()
+        return self._channel
 
     def unary(self, method: Unary[Request, Response], request: Request, timeout: float | None) -> Response:
         call: Any = self.channel.unary_unary(
@@ -84,4 +91,5 @@ class Transport:
             call.cancel()
 
     def close(self) -> None:
-        self.channel.close()
+        self._closed = True
+        self._channel.close()
