@@ -34,6 +34,7 @@
 #include "server/jobs/method.h"
 #include "server/kube/last_exit.h"
 #include "server/metered_files.h"
+#include "server/openai_server.h"
 #include "server/operations/operation_table.h"
 #include "server/plan/checkpoint_source.h"
 #include "server/plan/job_planner.h"
@@ -140,6 +141,7 @@ struct App::State {
   std::unique_ptr<rpc::TrainerReportService> network_report_service;  // of --report_address
   std::unique_ptr<Drainer> drainer;  // declared before `grpc`, because a call may begin a drain
   GrpcServer grpc;
+  std::unique_ptr<OpenAiServer> openai;  // null without --openai_address
 
   absl::Status StartHttp();
   absl::Status OpenState();
@@ -437,6 +439,10 @@ absl::Status App::State::WriteServerFile() {
   json["http_address"] =
       base::StrCat(options.http_address.substr(0, options.http_address.rfind(':') + 1), http->port());
   if (grpc.reports != nullptr) json["report_address"] = ReportTarget(options, grpc.report_port);
+  if (openai != nullptr) {
+    const std::string& given = options.openai.address;
+    json["openai_address"] = base::StrCat(given.substr(0, given.rfind(':') + 1), openai->port());
+  }
   json["version"] = kVersion;
   base::FileSystem& real = base::RealFileSystem();
   const std::string path = state->paths.server_file();
@@ -499,7 +505,7 @@ App::App(std::unique_ptr<State> state) : state_(std::move(state)) {}
 absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
   NIBBLE_RETURN_IF_ERROR(CheckFlags(options));
   NIBBLE_ASSIGN_OR_RETURN(const kernels::Isa isa, PickIsa(options.isa));
-  RaiseOpenFiles(options.max_connections);
+  RaiseOpenFiles(options);
   auto state = std::make_unique<State>(options);
   State& s = *state;
   s.serve_stream = {.isa = isa, .pool = &s.pool, .launches = &s.serve_launches, .library = s.library.get()};
@@ -515,6 +521,9 @@ absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
   NIBBLE_RETURN_IF_ERROR(s.OpenOperations());
   s.drainer = std::make_unique<Drainer>(s.StepsOfDrain(), base::RealClock());
   NIBBLE_RETURN_IF_ERROR(s.StartGrpc());
+  if (!options.openai.address.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(s.openai, OpenAiServer::Start(options, s.grpc, *s.authority, s.metrics));
+  }
   s.metrics.AddCollector([&s](telemetry::Metrics& out) { s.Collect(out); });
   s.controller->Run(s.Endpoint());
   NIBBLE_RETURN_IF_ERROR(s.WriteServerFile());
@@ -522,6 +531,7 @@ absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
   base::LogInfo("ready", {{"grpc_port", s.grpc.port},
                           {"http_port", s.http->port()},
                           {"isa", kernels::Name(isa)},
+                          {"openai_port", s.openai == nullptr ? 0 : s.openai->port()},
                           {"report_port", s.grpc.report_port},
                           {"threads", options.threads},
                           {"trainer", options.trainer_path}});
@@ -549,7 +559,8 @@ void App::Drain() {
   State& s = *state_;
   s.drainer->Begin(s.options.drain);
   s.drainer->Wait();
-  // First, because the streams of trainers that continue do not end by themselves.
+  s.openai.reset();
+  // Before the others end, because the streams of trainers that continue do not end by themselves.
   if (s.grpc.reports != nullptr) s.grpc.reports->Shutdown(std::chrono::system_clock::now());
   s.grpc.server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
 }
@@ -560,6 +571,7 @@ App::~App() {
   s.draining = true;
   s.metrics.ClearCollectors();
   s.http.reset();
+  s.openai.reset();
   if (s.grpc.server != nullptr) {
     s.call_environment->drain.Fire();
     if (s.grpc.reports != nullptr) {
@@ -587,5 +599,6 @@ App::~App() {
 int App::grpc_port() const { return state_->grpc.port; }
 int App::http_port() const { return state_->http->port(); }
 int App::report_port() const { return state_->grpc.report_port; }
+int App::openai_port() const { return state_->openai == nullptr ? 0 : state_->openai->port(); }
 
 }  // namespace nibble

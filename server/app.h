@@ -26,7 +26,8 @@ class App {
 
   int grpc_port() const;
   int http_port() const;
-  int report_port() const;  // 0 without --report_address
+  int report_port() const;
+  int openai_port() const;  // 0 without --openai_address  // 0 without --report_address
 
  private:
   struct State;

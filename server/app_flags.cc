@@ -10,7 +10,9 @@
 #include "server/base/strings.h"
 #include "server/build_info.h"
 #include "server/grpc_server.h"
+#include "server/http/exchange_server.h"
 #include "server/http/http_server.h"
+#include "server/openai_server.h"
 #include "server/report_flags.h"
 
 namespace nibble {
@@ -43,16 +45,18 @@ absl::Status CheckFlags(const AppOptions& options) {
   }
   NIBBLE_RETURN_IF_ERROR(PickTransport(options).status());
   NIBBLE_RETURN_IF_ERROR(CheckReportFlags(options));
+  NIBBLE_RETURN_IF_ERROR(CheckOpenAiFlags(options));
   if (options.import_root.empty() || access(options.import_root.c_str(), R_OK | X_OK) == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(StrCat("--import_root: ", options.import_root, " cannot be read"));
 }
 
 // A flood of connections must not take the open files that jobs need (CVE-2023-4785).
-void RaiseOpenFiles(int max_connections) {
+void RaiseOpenFiles(const AppOptions& options) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  const auto wanted =
-      static_cast<rlim_t>(max_connections) * kFilesPerConnection + http::HttpLimits().max_connections + kOwnFiles;
+  const auto wanted = static_cast<rlim_t>(options.max_connections) * kFilesPerConnection +
+                      http::HttpLimits().max_connections +
+                      (options.openai.address.empty() ? 0 : http::ExchangeLimits().max_connections) + kOwnFiles;
   if (limit.rlim_cur >= wanted) return;
   rlimit raised = limit;
   raised.rlim_cur = std::min(limit.rlim_max, wanted);

@@ -13,7 +13,8 @@ namespace nibble {
 absl::Status CheckFlags(const AppOptions& options);
 // InvalidArgument if the name is unknown or this machine does not support it.
 absl::StatusOr<kernels::Isa> PickIsa(const std::string& flag);
-// Raises the limit of open files to what `max_connections` needs, as far as allowed; warns if it is still too low.
-void RaiseOpenFiles(int max_connections);
+// Raises the limit of open files to what the listeners' connections need, as far as allowed; warns if it is still too
+// low.
+void RaiseOpenFiles(const AppOptions& options);
 
 }  // namespace nibble

@@ -129,6 +129,17 @@ void AddReportFlags(CLI::App& cli, nibble::ReportOptions& report) {
                  "with TLS and --report_address");
 }
 
+void AddOpenAiFlags(CLI::App& cli, nibble::OpenAiOptions& openai) {
+  cli.add_option("--openai_address", openai.address,
+                 "HOST:PORT of the endpoints of OpenAI's API (docs/clients.md); port 0 picks a free one; empty: none. "
+                 "Other than loopback: requires TLS and tokens, which are those of --grpc_address");
+  cli.add_option(
+         "--openai_cors_origins", openai.cors_origins,
+         "Origins of web pages that may call these endpoints, such as https://example.org, separated by commas; "
+         "*: all; empty: none")
+      ->delimiter(',');
+}
+
 void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
   cli.option_defaults()->always_capture_default();  // shown by --help
   cli.add_option("--state_dir", options.state_dir, "Directory of models, datasets and jobs")->required();
@@ -140,6 +151,7 @@ void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
   cli.add_option("--http_address", options.http_address, "HOST:PORT of metrics and probes; port 0 picks a free one");
   AddSecurityFlags(cli, options.security);
   AddReportFlags(cli, options.report);
+  AddOpenAiFlags(cli, options.openai);
   cli.add_option("--threads", options.threads, "Number of threads of the compute kernels")->check(CLI::Range(1, 1024));
   cli.add_option("--trainer_threads", options.trainer_threads,
                  "Number of threads of each trainer, and of CPUs that its pod requests; 0: --threads")

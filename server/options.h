@@ -31,6 +31,12 @@ struct ReportOptions {
   std::string ca;       // PEM file with which trainers check the server's certificate
 };
 
+// The listener of OpenAI's API. Empty: not set.
+struct OpenAiOptions {
+  std::string address;                    // HOST:PORT
+  std::vector<std::string> cors_origins;  // origins of web pages that may call it; "*": all
+};
+
 // --runner kubernetes.
 struct KubernetesOptions {
   std::string templates;    // file: {"cpu": JOB, "cuda": JOB} (jobs/kubernetes_job.h)
@@ -58,6 +64,7 @@ struct AppOptions : Limits {
   serve::EngineOptions engine;
   SecurityOptions security;
   ReportOptions report;
+  OpenAiOptions openai;
   // File system of the state directory; nullptr: the real one. Tests inject faults. Must outlive the App.
   base::FileSystem* files = nullptr;
 

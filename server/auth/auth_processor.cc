@@ -3,7 +3,9 @@
 #include <grpc/grpc_security_constants.h>
 
 #include <utility>
+#include <vector>
 
+#include "server/auth/forwarded.h"
 #include "server/base/error.h"
 #include "server/base/strings.h"
 
@@ -39,9 +41,21 @@ const char* PeerOf(const grpc::AuthContext& context) {
 }
 
 template <typename Metadata>
+std::vector<std::string> Values(const Metadata& metadata, const char* key) {
+  std::vector<std::string> values;
+  const auto [begin, end] = metadata.equal_range(key);
+  for (auto it = begin; it != end; ++it) values.push_back(Text(it->second));
+  return values;
+}
+
+template <typename Metadata>
 void ReadMetadata(const Metadata& metadata, Caller& caller) {
-  const auto [begin, end] = metadata.equal_range(kAuthorizationKey);
-  for (auto it = begin; it != end; ++it) caller.authorization.push_back(Text(it->second));
+  caller.authorization = Values(metadata, kAuthorizationKey);
+  const std::vector<std::string> secrets = Values(metadata, kForwardSecretKey);
+  if (secrets.size() != 1) return;
+  caller.forward_secret = secrets.front();
+  for (const std::string& peer : Values(metadata, kForwardPeerKey)) caller.forward_peer = peer;
+  caller.forward_names = Values(metadata, kForwardNameKey);
 }
 
 }  // namespace

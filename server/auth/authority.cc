@@ -1,8 +1,10 @@
 #include "server/auth/authority.h"
 
 #include <map>
+#include <utility>
 
 #include "absl/strings/match.h"
+#include "server/base/constant_time.h"
 #include "server/base/error.h"
 #include "server/base/ids.h"
 #include "server/base/log.h"
@@ -170,6 +172,12 @@ void Authority::Look() {
   if (!is_logged) {
     base::LogError("token file rejected; the last valid one stays in use", {{"error", std::string(status.message())}});
   }
+}
+
+void Authority::Resolve(Caller& caller) const {
+  if (!base::EqualInConstantTime(caller.forward_secret, forward_secret_)) return;
+  caller.peer = std::move(caller.forward_peer);
+  caller.certificate_names = std::move(caller.forward_names);
 }
 
 absl::StatusOr<Principal> Authority::Admit(std::string_view path, const Caller& caller) {

@@ -15,6 +15,7 @@
 #include "server/auth/principals.h"
 #include "server/base/clock.h"
 #include "server/base/files.h"
+#include "server/base/ids.h"
 #include "server/base/log_limit.h"
 #include "server/base/mutex.h"
 
@@ -27,6 +28,10 @@ struct Caller {
       certificate_names;          // "uri:spiffe://...", from a client certificate verified by the handshake
   std::string peer;               // for the log: "ipv4:127.0.0.1:1234"; before a handler runs only "local" or "unknown"
   bool trainer_listener = false;  // the call arrived on the trainers' socket or on --report_address
+  // From the metadata of forwarded.h, for Authority::Resolve().
+  std::string forward_secret{};
+  std::string forward_peer{};
+  std::vector<std::string> forward_names{};
 };
 
 struct AuthPolicy {
@@ -62,6 +67,8 @@ class Authority {
   static absl::StatusOr<std::unique_ptr<Authority>> Open(base::FileSystem& files, base::Clock& clock,
                                                          AuthorityOptions options);
 
+  // If the call was forwarded in this process, replaces `peer` and `certificate_names` by those of the client.
+  void Resolve(Caller& caller) const;
   // Counts and logs refusals.
   absl::StatusOr<Principal> Admit(std::string_view path, const Caller& caller);
   // Reads the token file now. An unusable file is logged once and changes nothing.
@@ -71,6 +78,8 @@ class Authority {
   // Whether the token file was readable and well formed when it was last read; true without --token_file.
   bool FileIsOk();
   bool wants_tokens() const { return !options_.token_file.empty(); }
+  // Random for each server. Proves that a call comes from this process.
+  const std::string& forward_secret() const { return forward_secret_; }
 
  private:
   static constexpr int kRefusalsLoggedASecond = 20;
@@ -86,6 +95,7 @@ class Authority {
   base::FileSystem& files_;
   base::Clock& clock_;
   const AuthorityOptions options_;
+  const std::string forward_secret_ = base::NewId("forward") + base::NewId("");
   base::Mutex mutex_;
   std::string text_ ABSL_GUARDED_BY(mutex_);      // source of principals_
   std::string rejected_ ABSL_GUARDED_BY(mutex_);  // the last text that did not parse

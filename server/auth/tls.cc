@@ -287,10 +287,10 @@ void TlsWatch::Run() {
 }
 
 absl::Status TlsWatch::Take(TlsTexts texts) {
-  if (texts.pair == served_.pair && texts.client_ca == served_.client_ca) return absl::OkStatus();
+  if (texts.pair == served_->pair && texts.client_ca == served_->client_ca) return absl::OkStatus();
   NIBBLE_RETURN_IF_ERROR(copies_->Put(texts));
-  const bool first = served_.pair.empty();
-  served_ = std::move(texts);
+  const bool first = served_->pair.empty();
+  served_ = std::make_shared<const TlsTexts>(std::move(texts));
   reported_expired_ca_ = false;
   if (!first && last_.ok()) base::LogInfo("new TLS files are in use");
   return absl::OkStatus();
@@ -302,7 +302,7 @@ TlsHealth TlsWatch::Look() {
   // Retry once: a link to the directory of the files may have changed between two reads.
   if (!texts.ok()) texts = ReadTlsFiles(files_);
   const absl::Status now = texts.ok() ? Take(*std::move(texts)) : texts.status();
-  const bool serving = !served_.pair.empty();  // otherwise Start reports the error
+  const bool serving = !served_->pair.empty();  // otherwise Start reports the error
   if (now != last_ && serving) {
     if (now.ok()) {
       base::LogInfo("the TLS files can be used again");
@@ -312,12 +312,17 @@ TlsHealth TlsWatch::Look() {
     }
   }
   last_ = now;
-  if (serving && served_.client_ca_expiry <= absl::Now() && !reported_expired_ca_) {
+  if (serving && served_->client_ca_expiry <= absl::Now() && !reported_expired_ca_) {
     reported_expired_ca_ = true;
     base::LogWarning("a certificate of --tls_client_ca has expired: clients that it signed are refused",
-                     {{"file", files_.client_ca}, {"expired", Text(served_.client_ca_expiry)}});
+                     {{"file", files_.client_ca}, {"expired", Text(served_->client_ca_expiry)}});
   }
-  return {.files = now, .cert_expiry = served_.cert_expiry, .client_ca_expiry = served_.client_ca_expiry};
+  return {.files = now, .cert_expiry = served_->cert_expiry, .client_ca_expiry = served_->client_ca_expiry};
+}
+
+std::shared_ptr<const TlsTexts> TlsWatch::texts() {
+  base::MutexLock lock(mutex_);
+  return served_;
 }
 
 std::shared_ptr<const void> TlsWatch::copies() const { return copies_; }

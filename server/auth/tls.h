@@ -85,6 +85,10 @@ class TlsWatch {
   // Checks the files now. Logs changes since the last check once.
   TlsHealth Look();
 
+  // The texts in use. A change gives a new pointer.
+  std::shared_ptr<const TlsTexts> texts();
+  const TlsFiles& files() const { return files_; }
+
   // TLS 1.2 and 1.3. A change affects new connections only. Keep copies() alive as long as the credentials.
   std::shared_ptr<grpc::ServerCredentials> Credentials() const;
   // Likewise, but clients present no certificate.
@@ -104,7 +108,7 @@ class TlsWatch {
   base::Mutex mutex_;
   base::Condition ended_changed_;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  TlsTexts served_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const TlsTexts> served_ ABSL_GUARDED_BY(mutex_) = std::make_shared<const TlsTexts>();
   absl::Status last_ ABSL_GUARDED_BY(mutex_);                 // of the last check
   bool reported_expired_ca_ ABSL_GUARDED_BY(mutex_) = false;  // logged for `served_`
   std::thread thread_;

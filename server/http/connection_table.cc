@@ -57,6 +57,12 @@ ConnectionTable::Entries::const_iterator ConnectionTable::Victim() const {
   std::size_t most = 0;
   for (const auto& [peer, count] : per_peer_) most = std::max(most, count);
   const auto of_most = [&](const Entry& entry) { return per_peer_.at(entry.peer) == most; };
+  if (when_full_ == WhenFull::kCloseIdle) {
+    const auto idle = std::find_if(entries_.begin(), entries_.end(),
+                                   [&](const Entry& entry) { return of_most(entry) && !entry.awaits_answer; });
+    if (idle != entries_.end()) return idle;
+    return std::find_if(entries_.begin(), entries_.end(), [](const Entry& entry) { return !entry.awaits_answer; });
+  }
   if (num_awaiting_ <= max_ / 2) {
     const auto slow = std::find_if(entries_.begin(), entries_.end(),
                                    [&](const Entry& entry) { return of_most(entry) && !entry.awaits_answer; });
@@ -66,9 +72,20 @@ ConnectionTable::Entries::const_iterator ConnectionTable::Victim() const {
 }
 
 bool ConnectionTable::CloseOne() {
-  if (entries_.empty()) return false;
-  Victim()->connection->Close();
+  const auto victim = Victim();
+  if (victim == entries_.end()) return false;
+  victim->connection->Close();
   return true;
+}
+
+void ConnectionTable::CloseAll() {
+  while (!entries_.empty()) entries_.front().connection->Close();
+}
+
+std::optional<std::chrono::steady_clock::time_point> ConnectionTable::ExchangeToCloseBegan() const {
+  const auto victim = Victim();
+  if (victim == entries_.end()) return std::nullopt;
+  return victim->since;
 }
 
 }  // namespace nibble::http

@@ -6,6 +6,7 @@
 #include <functional>
 #include <list>
 #include <map>
+#include <optional>
 #include <utility>
 
 namespace nibble::http {
@@ -56,10 +57,16 @@ class ConnectionTable {
     Entries::iterator entry_;
   };
 
+  // The connections that CloseOne() may close.
+  enum class WhenFull {
+    kCloseAny,
+    kCloseIdle,  // never one that awaits an answer
+  };
+
   // Calls on_free each time a place is released.
   explicit ConnectionTable(
-      std::size_t max, std::function<void()> on_free = [] {})
-      : max_(max), on_free_(std::move(on_free)) {}
+      std::size_t max, std::function<void()> on_free = [] {}, WhenFull when_full = WhenFull::kCloseAny)
+      : max_(max), on_free_(std::move(on_free)), when_full_(when_full) {}
   ConnectionTable(const ConnectionTable&) = delete;
   ConnectionTable& operator=(const ConnectionTable&) = delete;
 
@@ -69,17 +76,19 @@ class ConnectionTable {
   Place Add(Connection& connection, const boost::asio::ip::address& peer);
   // Closes the connection whose exchange has lasted longest, among those of the peer with the most connections. While
   // at most max/2 connections await their answers, prefers one that does not await an answer: if an answer is late, the
-  // server is slow, not the client. False: the table is empty.
+  // server is slow, not the client. False: there is no connection that it may close.
   bool CloseOne();
-  // The start of the exchange of the connection that CloseOne() would close. Requires a table that is not empty.
-  std::chrono::steady_clock::time_point ExchangeToCloseBegan() const { return Victim()->since; }
+  void CloseAll();
+  // The start of the exchange of the connection that CloseOne() would close. nullopt: there is none.
+  std::optional<std::chrono::steady_clock::time_point> ExchangeToCloseBegan() const;
 
  private:
-  Entries::const_iterator Victim() const;
+  Entries::const_iterator Victim() const;  // end(): no connection may be closed
   void SetAwaiting(Entry& entry, bool awaits);
 
   const std::size_t max_;
   const std::function<void()> on_free_;
+  const WhenFull when_full_;
   Entries entries_;
   std::map<boost::asio::ip::address, std::size_t> per_peer_;
   std::size_t num_awaiting_ = 0;

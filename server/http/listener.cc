@@ -68,7 +68,12 @@ void Listener::Accept() {
   acceptor_.async_wait(tcp::acceptor::wait_read, [this](Error error) {
     if (error) return;  // the listener is being destroyed
     if (table_.full()) {
-      const auto left = table_.ExchangeToCloseBegan() + kGrace - std::chrono::steady_clock::now();
+      const auto began = table_.ExchangeToCloseBegan();
+      if (!began.has_value()) {  // the client waits in the kernel's queue
+        WarnFull();
+        return AcceptAfter(kPause);
+      }
+      const auto left = *began + kGrace - std::chrono::steady_clock::now();
       if (left > left.zero()) return AcceptAfter(left);
     }
     tcp::socket socket = acceptor_.accept(error);
@@ -102,11 +107,18 @@ void Listener::OnAccept(Error error, tcp::socket socket) {
   Accept();
 }
 
+void Listener::Stop() {
+  Error ignored;
+  acceptor_.close(ignored);
+  pause_.cancel();
+}
+
 void Listener::WarnFull() {
   const auto now = std::chrono::steady_clock::now();
   if (warned_.has_value() && now - *warned_ < kWarnEvery) return;
   warned_ = now;
-  base::LogWarning("all HTTP connections are in use: new ones replace old ones", {{"connections", table_.size()}});
+  base::LogWarning("all HTTP connections are in use: new ones replace old ones or wait",
+                   {{"connections", table_.size()}});
 }
 
 }  // namespace nibble::http

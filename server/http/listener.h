@@ -29,6 +29,8 @@ class Listener {
   // The bound port.
   int port() const;
   void Accept();
+  // Accepts no more connections.
+  void Stop();
 
  private:
   using Error = boost::system::error_code;

@@ -103,6 +103,8 @@ Call::Call(CallEnvironment& environment, grpc::CallbackServerContext* context, C
   if (environment_.authority != nullptr) {
     auth::Caller caller = auth::CallerOf(*context);
     caller.trainer_listener |= for_trainers;
+    environment_.authority->Resolve(caller);
+    peer_ = caller.peer;
     auto principal = environment_.authority->Admit(method, caller);
     admitted_ = principal.status();
     if (principal.ok()) principal_ = *std::move(principal);
@@ -146,7 +148,7 @@ grpc::Status Call::End(const absl::Status& status) {
   log("rpc", {{"method", base::StrCat(service_, "/", method_)},
               {"request_id", request_id_},
               {"principal", admitted_.ok() ? principal_.name : ""},
-              {"peer", context_->peer()},
+              {"peer", peer_.empty() ? context_->peer() : peer_},
               {"code", code},
               {"reason", reason},
               {"ms", static_cast<std::int64_t>(seconds * 1e3)},

@@ -140,6 +140,7 @@ class Call {
   absl::Duration deadline_;
   base::CancelToken cancel_;
   absl::Status admitted_;
+  std::string peer_;  // "": that of the context
   auth::Principal principal_{base::kUnnamedCaller, auth::Role::kAdmin,
                              ""};  // without an authority, everyone may do all
 };

@@ -123,6 +123,9 @@ struct Metrics::Families {
   NIBBLE_FAMILY(Histogram, rpc_seconds, Spread, "grpc_server_handling_seconds",
                 "Time from the start to the end of an RPC");
   NIBBLE_FAMILY(Counter, rejected, Count, "nibble_rejected_total", "Requests refused before any work, by reason");
+  NIBBLE_FAMILY(
+      Counter, openai_requests, Count, "nibble_openai_requests_total",
+      "Requests to the listener of OpenAI's API, by endpoint; their calls of the gRPC API are counted there too");
   NIBBLE_FAMILY(Counter, auth_failures, Count, "nibble_auth_failures_total",
                 "Calls refused by authentication or authorization, by reason");
   NIBBLE_FAMILY(Gauge, certificate_expiry, Level, "nibble_tls_certificate_expiry_timestamp_seconds",

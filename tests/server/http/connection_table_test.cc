@@ -59,10 +59,16 @@ TEST_F(ConnectionTableTest, ReportsTheStartOfTheExchangeToClose) {
   Named& first = Add("first", "10.0.0.1");
   const auto between = std::chrono::steady_clock::now();
   Add("second", "10.0.0.1");
-  EXPECT_GE(table_.ExchangeToCloseBegan(), before);
-  EXPECT_LE(table_.ExchangeToCloseBegan(), between);
+  ASSERT_TRUE(table_.ExchangeToCloseBegan().has_value());
+  EXPECT_GE(*table_.ExchangeToCloseBegan(), before);
+  EXPECT_LE(*table_.ExchangeToCloseBegan(), between);
   first.place.Renew();
-  EXPECT_GE(table_.ExchangeToCloseBegan(), between) << "the second one's exchange is the longest now";
+  EXPECT_GE(*table_.ExchangeToCloseBegan(), between) << "the second one's exchange is the longest now";
+}
+
+TEST_F(ConnectionTableTest, EmptyTableHasNoExchangeToClose) {
+  EXPECT_FALSE(table_.ExchangeToCloseBegan().has_value());
+  EXPECT_FALSE(table_.CloseOne());
 }
 
 TEST_F(ConnectionTableTest, PeerWithTheMostConnectionsLosesOne) {

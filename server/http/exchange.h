@@ -1,0 +1,79 @@
+// A request over HTTP and its answer, for the listener of other protocols (exchange_server.h).
+#pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace nibble::http {
+
+// Header fields of an answer, in order.
+using Fields = std::vector<std::pair<std::string, std::string>>;
+
+struct Reply {
+  unsigned status = 200;
+  Fields fields{};     // besides Content-Length, Connection and Date
+  std::string body{};  // with its Content-Type in `fields`
+};
+
+struct RequestHead {
+  std::string method;                                           // "POST"
+  std::string path;                                             // decoded, without the query
+  std::string query;                                            // without "?", not decoded
+  std::multimap<std::string, std::string, std::less<>> fields;  // names in lower case
+  std::string peer;                                             // "ipv4:127.0.0.1:1234", as gRPC writes it
+  std::vector<std::string> certificate_names;  // of the client's verified certificate: "dns:example.org"
+  std::string request_id;                      // set by the handler's Admit()
+  Fields answer_fields;                        // likewise; added to every answer to this request
+
+  // The value of a field that the request has once; "" if it has none or several.
+  std::string Field(std::string_view name) const {
+    const auto [begin, end] = fields.equal_range(name);
+    return begin != end && std::next(begin) == end ? begin->second : "";
+  }
+};
+
+// One request whose body has been read. Give it either a whole answer, or a stream: Stream(), Write() any number of
+// times, then End(). Thread-safe; the functions never block. After the client has gone they have no effect.
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+
+  virtual const RequestHead& head() const = 0;
+  // May be called once.
+  virtual std::string TakeBody() = 0;
+
+  virtual void Answer(Reply reply) = 0;
+
+  // The answer will be a stream with these header fields. They are sent with the first Write(), or after a silence of
+  // ExchangeLimits::silence together with `comment`, which then repeats after each such silence.
+  virtual void Stream(Fields fields, std::string comment) = 0;
+  // False: enough bytes wait for the client; call Write() again after OnSpace's callback. A single call may pass any
+  // number of bytes.
+  virtual bool Write(std::string_view bytes) = 0;
+  virtual void End() = 0;
+  // Ends a stream with an error: `reply` if nothing has been sent yet, otherwise `tail` as the last bytes.
+  virtual void Fail(Reply reply, std::string_view tail) = 0;
+
+  // Callbacks on the server's thread. `on_space`: the client has taken the bytes that waited. `on_gone`: the client has
+  // closed the connection or reads too slowly; called at most once, at once if it is gone already. Both are released
+  // with the end of the answer.
+  virtual void Watch(std::function<void()> on_space, std::function<void()> on_gone) = 0;
+};
+
+// Runs on the server's thread and must not block.
+class ExchangeHandler {
+ public:
+  virtual ~ExchangeHandler() = default;
+  // Called before the body is read. A reply refuses the request and closes the connection.
+  virtual std::optional<Reply> Admit(RequestHead& head) = 0;
+  virtual void Handle(const std::shared_ptr<Exchange>& exchange) = 0;
+  // The server itself refuses a request: malformed, too large, too slow. `head` may be incomplete.
+  virtual Reply Refusal(const RequestHead& head, unsigned status, std::string_view why) = 0;
+};
+
+}  // namespace nibble::http

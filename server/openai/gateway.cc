@@ -1,0 +1,228 @@
+#include "server/openai/gateway.h"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "server/base/error.h"
+#include "server/base/ids.h"
+#include "server/base/json.h"
+#include "server/base/mutex.h"
+#include "server/base/queue_full.h"
+#include "server/base/strings.h"
+#include "server/openai/api_error.h"
+#include "server/openai/generate_exchange.h"
+#include "server/openai/generate_request.h"
+#include "server/openai/models.h"
+#include "server/openai/tokens.h"
+
+namespace nibble::openai {
+
+namespace {
+
+using base::StrCat;
+
+constexpr std::size_t kLargeBody = 64 << 10;
+constexpr std::size_t kMaxLargeBodies = 64;
+constexpr std::size_t kMaxRequestIdBytes = 64;  // as rpc/call.cc
+constexpr char kJson[] = "application/json";
+constexpr char kUnknownRoute[] = "unknown";
+
+// Whether HOST or HOST:PORT is "localhost" or an IP address.
+bool IsLocalHost(std::string host) {
+  if (const std::size_t port = host.rfind(':'); port != std::string::npos && host.find(']', port) == std::string::npos)
+    host.resize(port);
+  if (host.starts_with('[') && host.ends_with(']'))
+    return host.find_first_not_of("[]:.0123456789abcdefABCDEF") == std::string::npos;
+  in_addr ignored;
+  return absl::AsciiStrToLower(host) == "localhost" || ::inet_pton(AF_INET, host.c_str(), &ignored) == 1;
+}
+
+// The client's id if it is safe to log, otherwise a new one.
+std::string RequestId(const http::RequestHead& head) {
+  std::string id = head.Field("x-request-id");
+  const bool good =
+      !id.empty() && id.size() <= kMaxRequestIdBytes &&
+      id.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") == std::string::npos;
+  return good ? id : base::NewId("req");
+}
+
+auth::Caller CallerOf(const http::RequestHead& head) {
+  auth::Caller caller;
+  const auto [begin, end] = head.fields.equal_range("authorization");
+  for (auto it = begin; it != end; ++it) caller.authorization.push_back(it->second);
+  caller.peer = head.peer;
+  caller.certificate_names = head.certificate_names;
+  return caller;
+}
+
+}  // namespace
+
+struct Gateway::Route {
+  const char* method;
+  std::string_view path;    // ends in "/" if a name follows
+  const char* grpc_method;  // whose role the caller needs
+  void (*run)(Gateway&, std::shared_ptr<Incoming>, const base::Json& body, const std::string& name);
+};
+
+struct Gateway::Alive {
+  base::Mutex mutex;
+  base::Condition changed;
+  std::size_t count ABSL_GUARDED_BY(mutex) = 0;
+};
+
+const std::vector<Gateway::Route>& Gateway::Routes() {
+  using Call = std::shared_ptr<Incoming>;
+  static constexpr auto kGenerate = [](Gateway& self, Call incoming, absl::StatusOr<GenerateCall> call) {
+    if (!call.ok()) return incoming->exchange->Answer(ToReply(FromStatus(call.status())));
+    RunGenerate(std::move(incoming), *std::move(call), self.stubs_, self.options_.max_answer_bytes);
+  };
+  static const std::vector<Route> kRoutes = {
+      {"GET", "/v1/models", "nibble.v1.ModelService/ListModels",
+       [](Gateway& self, Call incoming, const base::Json&, const std::string&) {
+         ListModels(std::move(incoming), self.stubs_);
+       }},
+      {"GET", "/v1/models/", "nibble.v1.ModelService/GetModel",
+       [](Gateway& self, Call incoming, const base::Json&, const std::string& name) {
+         GetModel(std::move(incoming), name, self.stubs_);
+       }},
+      {"POST", "/v1/completions", "nibble.v1.InferenceService/GenerateStream",
+       [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
+         kGenerate(self, std::move(incoming), ParseCompletion(body));
+       }},
+      {"POST", "/v1/chat/completions", "nibble.v1.InferenceService/ChatStream",
+       [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
+         kGenerate(self, std::move(incoming), ParseChat(body));
+       }},
+      {"POST", "/tokenize", "nibble.v1.InferenceService/Tokenize",
+       [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
+         Tokenize(std::move(incoming), body, self.stubs_);
+       }},
+      {"POST", "/detokenize", "nibble.v1.InferenceService/Detokenize",
+       [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
+         Detokenize(std::move(incoming), body, self.stubs_);
+       }},
+  };
+  return kRoutes;
+}
+
+Gateway::Gateway(const std::shared_ptr<grpc::Channel>& channel, auth::Authority& authority, GatewayOptions options)
+    : stubs_(channel),
+      authority_(authority),
+      options_(std::move(options)),
+      alive_(std::make_unique<Alive>()),
+      parsers_(/*num_threads=*/1, /*max_waiting=*/kMaxLargeBodies) {
+  options_.count_requests(kUnknownRoute, 0);
+  for (const Route& route : Routes()) options_.count_requests(LabelOf(route), 0);
+}
+
+std::string Gateway::LabelOf(const Route& route) { return StrCat(route.path, route.path.ends_with('/') ? "{}" : ""); }
+
+Gateway::~Gateway() {
+  parsers_.AwaitIdle();
+  base::MutexLock lock(alive_->mutex);
+  alive_->changed.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(alive_->mutex) { return alive_->count == 0; });
+}
+
+const Gateway::Route* Gateway::Find(const http::RequestHead& head, bool* path_known) {
+  for (const Route& route : Routes()) {
+    const bool named = route.path.ends_with('/');
+    const bool matches =
+        named ? head.path.starts_with(route.path) && head.path.size() > route.path.size() : head.path == route.path;
+    if (!matches) continue;
+    *path_known = true;
+    if (head.method == route.method) return &route;
+  }
+  return nullptr;
+}
+
+http::Fields Gateway::CorsFields(const http::RequestHead& head) const {
+  const std::string origin = head.Field("origin");
+  const auto allowed = [&](const std::string& one) { return one == "*" || one == origin; };
+  if (origin.empty() || std::none_of(options_.cors_origins.begin(), options_.cors_origins.end(), allowed)) return {};
+  return {{"Access-Control-Allow-Origin", origin},
+          {"Vary", "Origin"},
+          {"Access-Control-Expose-Headers", "x-request-id, retry-after-ms, x-should-retry"}};
+}
+
+std::optional<http::Reply> Gateway::Admit(http::RequestHead& head) {
+  head.request_id = RequestId(head);
+  head.answer_fields = CorsFields(head);
+  const bool cors = !head.answer_fields.empty();
+  head.answer_fields.emplace_back("x-request-id", head.request_id);
+  bool path_known = false;
+  const Route* route = Find(head, &path_known);
+  options_.count_requests(route == nullptr ? kUnknownRoute : LabelOf(*route), 1);
+  if (options_.local_host_only && !IsLocalHost(head.Field("host"))) {
+    return Refusal(head, 403,
+                   StrCat("Host: is \"", head.Field("host"),
+                          "\", wanted localhost or an IP address, because this server has no tokens"));
+  }
+  if (cors && path_known && head.method == "OPTIONS") {  // a browser asks before the request of a web page
+    return http::Reply{.status = 204,
+                       .fields = {{"Access-Control-Allow-Methods", "GET, POST, DELETE"},
+                                  {"Access-Control-Allow-Headers",
+                                   "authorization, content-type, x-request-id, idempotency-key, "
+                                   "x-stainless-*"},
+                                  {"Access-Control-Max-Age", "600"}}};
+  }
+  if (route == nullptr) {
+    return Refusal(
+        head, path_known ? 405 : 404,
+        StrCat(head.method, " ", head.path, path_known ? " is not allowed" : " is not an endpoint of this server"));
+  }
+  const auto principal = authority_.Admit(route->grpc_method, CallerOf(head));
+  if (!principal.ok()) return ToReply(FromStatus(principal.status()));
+  // A web page cannot send this type without asking first (CORS).
+  const std::string type = absl::AsciiStrToLower(head.Field("content-type"));
+  if (head.method == std::string("POST") && type != kJson && !absl::StartsWith(type, StrCat(kJson, ";")))
+    return Refusal(head, 415, StrCat("Content-Type: is \"", type, "\", wanted ", kJson));
+  return std::nullopt;
+}
+
+void Gateway::Handle(const std::shared_ptr<http::Exchange>& exchange) {
+  bool path_known = false;
+  const Route* route = Find(exchange->head(), &path_known);
+  {
+    base::MutexLock lock(alive_->mutex);
+    ++alive_->count;
+  }
+  std::shared_ptr<const void> alive(alive_.get(), [alive = alive_.get()](const void*) {
+    base::MutexLock lock(alive->mutex);
+    --alive->count;
+    alive->changed.NotifyAll();  // with the lock: afterwards the gateway may be gone
+  });
+  auto incoming = std::make_shared<Incoming>(
+      Incoming{exchange, ClientIdentity(exchange->head(), authority_.forward_secret()), std::move(alive)});
+  auto body = std::make_shared<const std::string>(exchange->TakeBody());
+  if (body->size() <= kLargeBody) return Run(*route, std::move(incoming), *body);
+  const bool accepted = parsers_.TryRun([this, route, incoming, body] { Run(*route, incoming, *body); });
+  if (!accepted) exchange->Answer(ToReply(FromStatus(base::TooManyWait(parsers_, ""))));
+}
+
+void Gateway::Run(const Route& route, std::shared_ptr<Incoming> incoming, const std::string& body) {
+  const std::string name =
+      incoming->exchange->head().path.substr(std::min(route.path.size(), incoming->exchange->head().path.size()));
+  if (body.empty() && route.method == std::string_view("GET"))
+    return route.run(*this, std::move(incoming), base::Json::object(), name);
+  const auto json = base::ParseJson(body);
+  if (json.ok()) return route.run(*this, std::move(incoming), *json, name);
+  ApiError error = FromStatus(json.status());
+  error.message = StrCat("the body is not JSON: ", error.message);
+  error.code = "invalid_json";
+  incoming->exchange->Answer(ToReply(error));
+}
+
+http::Reply Gateway::Refusal(const http::RequestHead&, unsigned status, std::string_view why) {
+  ApiError error{.status = status,
+                 .type = status >= 500 ? "service_unavailable_error" : "invalid_request_error",
+                 .message = std::string(why),
+                 .retry = status == 503};
+  if (status == 404) error.code = "unknown_url";
+  return ToReply(error);
+}
+
+}  // namespace nibble::openai

@@ -1,0 +1,65 @@
+// The answer to a GenerateCall as JSON of OpenAI's API: whole, or as the events of a stream.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "nibble/v1/inference_service.pb.h"
+#include "server/openai/generate_request.h"
+
+namespace nibble::openai {
+
+// Takes the replies of the prompts' streams, each in order; replies of different prompts may alternate. Choice i of
+// prompt p has the index p * n + i. One thread at a time.
+class GenerateAnswer {
+ public:
+  // `call` must outlive this object. `request_id` becomes a part of the answer's id.
+  GenerateAnswer(const GenerateCall& call, const std::string& request_id, absl::Time created);
+
+  // For a stream, returns the events of this reply, or "". Otherwise collects the reply and returns "".
+  std::string Take(std::size_t prompt, const v1::GenerateReply& reply);
+  // Bytes collected so far, about as many as the answer will have.
+  std::size_t num_bytes() const { return num_bytes_; }
+
+  // Call one of these after the last reply of all prompts. The last events of a stream:
+  std::string LastEvents() const;
+  // The whole answer.
+  std::string Whole() const;
+
+ private:
+  // Logprobs as JSON: elements of arrays, each after a comma.
+  struct Logprobs {
+    std::string content;  // of a chat
+    std::string tokens, token_logprobs, top_logprobs, text_offset;
+  };
+  struct Choice {
+    std::string text;
+    Logprobs logprobs;
+    std::int64_t num_characters = 0;  // of the tokens so far
+    std::string finish_reason;
+    bool begun = false;  // its first event was sent
+  };
+
+  Choice& ChoiceOf(std::size_t prompt, std::int32_t index);
+  std::string Begun(std::size_t index);
+  void AddLogprob(const v1::TokenLogprob& token, Choice& choice, Logprobs& out) const;
+  std::string LogprobsJson(const Logprobs& logprobs) const;
+  std::string Event(std::size_t index, const std::string& text, const std::string& logprobs,
+                    const std::string& finish_reason) const;
+  std::string Prefix(bool chunk) const;
+  std::string UsageJson() const;
+
+  const GenerateCall& call_;
+  const std::string id_;
+  const std::int64_t created_;
+  std::string fingerprint_;
+  std::vector<Choice> choices_;
+  std::int64_t prompt_tokens_ = 0;
+  std::int64_t cached_tokens_ = 0;
+  std::int64_t completion_tokens_ = 0;
+  std::size_t num_bytes_ = 0;
+};
+
+}  // namespace nibble::openai

@@ -1,0 +1,222 @@
+#include "server/openai/generate_exchange.h"
+
+#include <atomic>
+#include <list>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "server/base/error.h"
+#include "server/base/mutex.h"
+#include "server/base/strings.h"
+#include "server/openai/api_error.h"
+#include "server/openai/generate_answer.h"
+
+namespace nibble::openai {
+
+namespace {
+
+using base::StrCat;
+
+// Prompts of one request that run at a time. More would take the slots of other clients of a server without tokens.
+constexpr std::size_t kMaxRunning = 8;
+constexpr char kSilence[] = ": the server is working\n\n";  // a comment of server-sent events
+
+class GenerateExchange;
+
+// The stream of one prompt. gRPC calls the functions of a reactor one after another; it lives until OnDone.
+class PromptStream final : public grpc::ClientReadReactor<v1::GenerateReply> {
+ public:
+  PromptStream(std::shared_ptr<GenerateExchange> owner, std::size_t prompt)
+      : owner_(std::move(owner)), prompt_(prompt) {}
+  void Begin();
+  void Cancel() { context_.TryCancel(); }
+  // The client has taken the bytes that waited.
+  void Resume() {
+    if (paused_.exchange(false)) StartRead(&reply_);
+  }
+
+ private:
+  void OnReadDone(bool ok) override;
+  void OnDone(const grpc::Status& status) override;
+
+  const std::shared_ptr<GenerateExchange> owner_;
+  const std::size_t prompt_;
+  grpc::ClientContext context_;
+  v1::GenerateStreamRequest generate_;
+  v1::ChatStreamRequest chat_;
+  v1::GenerateReply reply_;
+  std::atomic<bool> paused_{false};
+};
+
+// Thread-safe. Lives until the last stream has ended.
+class GenerateExchange : public std::enable_shared_from_this<GenerateExchange> {
+ public:
+  GenerateExchange(std::shared_ptr<Incoming> incoming, GenerateCall call, const Stubs& stubs,
+                   std::size_t max_answer_bytes)
+      : incoming_(std::move(incoming)),
+        call_(std::move(call)),
+        stubs_(stubs),
+        max_answer_bytes_(max_answer_bytes),
+        answer_(call_, incoming_->exchange->head().request_id, absl::Now()) {}
+
+  void Begin() {
+    if (call_.stream) {
+      exchange().Stream({{"Content-Type", "text/event-stream; charset=utf-8"},
+                         {"Cache-Control", "no-store"},
+                         {"X-Accel-Buffering", "no"}},
+                        kSilence);
+    }
+    exchange().Watch(
+        [weak = weak_from_this()] {
+          if (const auto self = weak.lock()) self->ForEachStream(&PromptStream::Resume);
+        },
+        [weak = weak_from_this()] {
+          if (const auto self = weak.lock()) self->ClientGone();
+        });
+    BeginMore();
+  }
+
+  const GenerateCall& call() const { return call_; }
+  const Incoming& incoming() const { return *incoming_; }
+  v1::InferenceService::Stub& stub() const { return *stubs_.inference; }
+  v1::GenerateRequest TakePrompt(std::size_t prompt) { return std::move(call_.prompts[prompt]); }
+
+  // False: the client has not taken enough bytes; wait for Resume().
+  bool Take(std::size_t prompt, const v1::GenerateReply& reply) {
+    bool too_large;
+    std::string events;
+    bool more = true;
+    {
+      base::MutexLock lock(mutex_);
+      if (failed_) return true;
+      events = answer_.Take(prompt, reply);
+      too_large = answer_.num_bytes() > max_answer_bytes_;
+      if (!events.empty()) more = exchange().Write(events);  // under the lock: the order of events is that of replies
+    }
+    if (too_large) {
+      Fail(FromStatus(base::WithReason(
+          absl::ResourceExhaustedError(StrCat("the answer has more than ", max_answer_bytes_,
+                                              " bytes (--max_send_bytes); use stream, or request less")),
+          "MESSAGE_TOO_LARGE")));
+    }
+    return more;
+  }
+
+  bool HasSpace() const { return exchange().Write(""); }
+
+  void Ended(PromptStream* stream, const grpc::Status& status) {
+    bool last;
+    {
+      base::MutexLock lock(mutex_);
+      running_.remove(stream);
+      ++num_ended_;
+      last = !failed_ && status.ok() && num_ended_ == call_.prompts.size();
+    }
+    if (!status.ok()) return Fail(FromStatus(status, [this](std::string_view field) { return Rename(field); }));
+    if (!last) return BeginMore();
+    base::MutexLock lock(mutex_);
+    if (call_.stream) {
+      exchange().Write(answer_.LastEvents());
+      exchange().End();
+    } else {
+      exchange().Answer({.fields = {{"Content-Type", "application/json"}}, .body = answer_.Whole()});
+    }
+  }
+
+ private:
+  http::Exchange& exchange() const { return *incoming_->exchange; }
+
+  std::string Rename(std::string_view field) const {
+    if (field == "stopping.max_tokens") return call_.max_tokens_field;
+    if (field == "output.logprobs" || field == "output.prompt_logprobs")
+      return call_.chat ? "top_logprobs" : "logprobs";
+    return PlainField(field);
+  }
+
+  void BeginMore() {
+    while (true) {
+      PromptStream* stream;
+      {
+        base::MutexLock lock(mutex_);
+        if (failed_ || next_ == call_.prompts.size() || running_.size() == kMaxRunning) return;
+        stream = new PromptStream(shared_from_this(), next_++);  // deletes itself in OnDone
+        running_.push_back(stream);
+      }
+      stream->Begin();
+    }
+  }
+
+  void ForEachStream(void (PromptStream::*act)()) {
+    base::MutexLock lock(mutex_);  // a stream in the list has not been deleted
+    for (PromptStream* stream : running_) (stream->*act)();
+  }
+
+  void ClientGone() {
+    {
+      base::MutexLock lock(mutex_);
+      failed_ = true;
+    }
+    ForEachStream(&PromptStream::Cancel);
+  }
+
+  void Fail(ApiError error) {
+    {
+      base::MutexLock lock(mutex_);
+      if (std::exchange(failed_, true)) return;
+    }
+    http::Reply reply = ToReply(error);
+    if (call_.stream) {
+      exchange().Fail(std::move(reply), ToEvent(error));
+    } else {
+      exchange().Answer(std::move(reply));
+    }
+    ForEachStream(&PromptStream::Cancel);
+  }
+
+  const std::shared_ptr<Incoming> incoming_;
+  GenerateCall call_;
+  const Stubs& stubs_;
+  const std::size_t max_answer_bytes_;
+
+  base::Mutex mutex_;
+  GenerateAnswer answer_ ABSL_GUARDED_BY(mutex_);
+  std::list<PromptStream*> running_ ABSL_GUARDED_BY(mutex_);
+  std::size_t next_ ABSL_GUARDED_BY(mutex_) = 0;  // prompt to begin next
+  std::size_t num_ended_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool failed_ ABSL_GUARDED_BY(mutex_) = false;  // no further replies are sent
+};
+
+void PromptStream::Begin() {
+  owner_->incoming().identity.AddTo(context_);
+  if (owner_->call().chat) {
+    *chat_.mutable_request() = owner_->TakePrompt(prompt_);
+    owner_->stub().async()->ChatStream(&context_, &chat_, this);
+  } else {
+    *generate_.mutable_request() = owner_->TakePrompt(prompt_);
+    owner_->stub().async()->GenerateStream(&context_, &generate_, this);
+  }
+  StartRead(&reply_);
+  StartCall();
+}
+
+void PromptStream::OnReadDone(bool ok) {
+  if (!ok) return;
+  if (owner_->Take(prompt_, reply_)) return StartRead(&reply_);
+  paused_ = true;
+  if (owner_->HasSpace()) Resume();  // the client took the bytes meanwhile
+}
+
+void PromptStream::OnDone(const grpc::Status& status) {
+  owner_->Ended(this, status);
+  delete this;
+}
+
+}  // namespace
+
+void RunGenerate(std::shared_ptr<Incoming> incoming, GenerateCall call, const Stubs& stubs,
+                 std::size_t max_answer_bytes) {
+  std::make_shared<GenerateExchange>(std::move(incoming), std::move(call), stubs, max_answer_bytes)->Begin();
+}
+
+}  // namespace nibble::openai

@@ -1,0 +1,43 @@
+// Calls of the gRPC API inside the process, for a client of this listener.
+#pragma once
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "nibble/v1/inference_service.grpc.pb.h"
+#include "nibble/v1/model_service.grpc.pb.h"
+#include "server/http/exchange.h"
+
+namespace nibble::openai {
+
+struct Stubs {
+  explicit Stubs(const std::shared_ptr<grpc::Channel>& channel)
+      : inference(v1::InferenceService::NewStub(channel)), models(v1::ModelService::NewStub(channel)) {}
+  const std::unique_ptr<v1::InferenceService::Stub> inference;
+  const std::unique_ptr<v1::ModelService::Stub> models;
+};
+
+// Metadata of a call for the client of a request: its token, its request id, and its address and certificate, which
+// the server accepts only with the secret (auth::Authority::forward_secret).
+class ClientIdentity {
+ public:
+  // `head` must outlive this object.
+  ClientIdentity(const http::RequestHead& head, std::string forward_secret)
+      : head_(head), forward_secret_(std::move(forward_secret)) {}
+  void AddTo(grpc::ClientContext& context) const;
+
+ private:
+  const http::RequestHead& head_;
+  const std::string forward_secret_;
+};
+
+// A request in progress.
+struct Incoming {
+  std::shared_ptr<http::Exchange> exchange;
+  ClientIdentity identity;
+  std::shared_ptr<const void> alive;  // the gateway waits for its release
+};
+
+}  // namespace nibble::openai

@@ -1,0 +1,87 @@
+#include "server/openai/tokens.h"
+
+#include <limits>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "nibble/v1/inference_service.pb.h"
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/openai/generate_request.h"
+#include "server/openai/json_fields.h"
+#include "server/openai/unary_exchange.h"
+
+namespace nibble::openai {
+
+namespace {
+
+using base::Json;
+
+absl::StatusOr<v1::TokenizeRequest> ParseTokenize(const Json& body, bool* token_texts) {
+  JsonFields fields(body);
+  v1::TokenizeRequest request;
+  request.set_model(fields.String("model").value_or(""));
+  if (request.model().empty()) fields.Fail("model", "wanted the name of a model");
+  if (const auto add = fields.Bool("add_special_tokens")) request.set_add_special_tokens(*add);
+  *token_texts = fields.Bool("return_token_strs").value_or(false);
+  const auto generate = fields.Bool("add_generation_prompt");
+  const auto prompt = fields.String("prompt");
+  const Json* messages = fields.Any("messages");
+  if (prompt.has_value() == (messages != nullptr)) fields.Fail("prompt", "wanted either prompt or messages");
+  NIBBLE_RETURN_IF_ERROR(fields.Finish());
+  if (prompt.has_value()) {
+    request.set_text(*prompt);
+    return request;
+  }
+  NIBBLE_ASSIGN_OR_RETURN(*request.mutable_chat(), ParseMessages(*messages, "messages"));
+  if (generate.has_value()) request.mutable_chat()->set_add_generation_prompt(*generate);
+  return request;
+}
+
+absl::StatusOr<v1::DetokenizeRequest> ParseDetokenize(const Json& body) {
+  JsonFields fields(body);
+  v1::DetokenizeRequest request;
+  request.set_model(fields.String("model").value_or(""));
+  if (request.model().empty()) fields.Fail("model", "wanted the name of a model");
+  const Json* tokens = fields.Array("tokens");
+  if (tokens == nullptr) fields.Fail("tokens", "wanted an array of token ids");
+  NIBBLE_RETURN_IF_ERROR(fields.Finish());
+  request.set_skip_special_tokens(false);
+  for (const Json& token : *tokens) {
+    const bool is_id = token.is_number_integer() && token.get<std::int64_t>() >= 0 &&
+                       token.get<std::int64_t>() <= std::numeric_limits<std::int32_t>::max();
+    if (!is_id) return base::FieldError("tokens", base::StrCat("has ", base::Dump(token), ", wanted token ids"));
+    request.add_token_ids(static_cast<std::int32_t>(token.get<std::int64_t>()));
+  }
+  return request;
+}
+
+}  // namespace
+
+void Tokenize(std::shared_ptr<Incoming> incoming, const Json& body, const Stubs& stubs) {
+  bool token_texts = false;
+  auto request = ParseTokenize(body, &token_texts);
+  if (!request.ok()) return incoming->exchange->Answer(ToReply(FromStatus(request.status())));
+  CallUnary<v1::TokenizeResponse>(
+      std::move(incoming), *std::move(request),
+      [&stubs](auto... arguments) { stubs.inference->async()->Tokenize(arguments...); },
+      [token_texts](const std::shared_ptr<Incoming>& again, v1::TokenizeResponse& response) {
+        Json json = {{"count", response.token_ids_size()}, {"tokens", response.token_ids()}};
+        json["token_strs"] = token_texts ? Json(response.tokens()) : Json(nullptr);
+        again->exchange->Answer(JsonReply(base::Dump(json)));
+      });
+}
+
+void Detokenize(std::shared_ptr<Incoming> incoming, const Json& body, const Stubs& stubs) {
+  auto request = ParseDetokenize(body);
+  if (!request.ok()) return incoming->exchange->Answer(ToReply(FromStatus(request.status())));
+  CallUnary<v1::DetokenizeResponse>(
+      std::move(incoming), *std::move(request),
+      [&stubs](auto... arguments) { stubs.inference->async()->Detokenize(arguments...); },
+      [](const std::shared_ptr<Incoming>& again, v1::DetokenizeResponse& response) {
+        again->exchange->Answer(JsonReply(base::Dump({{"prompt", response.text()}})));
+      });
+}
+
+}  // namespace nibble::openai
