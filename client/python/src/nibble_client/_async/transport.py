@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -66,6 +67,8 @@ class AsyncTransport:
         self._metadata = connection.metadata()
         self._credentials = connection.credentials()
         self._closed = False
+        # Calls in progress. Not every version of grpc.aio ends them when it closes their channel.
+        self._calls: weakref.WeakSet[Any] = weakref.WeakSet()
         self._channel: grpc.aio.Channel | None = None
         self._for_uploads: grpc.Channel | None = None
 
@@ -80,17 +83,19 @@ class AsyncTransport:
         return self._channel
 
     def raise_if_closed(self) -> None:
-        """Raises Cancelled once the client is closed. grpc.aio ends the calls of a closed channel with CancelledError,
-        as if their tasks had been cancelled."""
+        """Raises Cancelled once the client is closed. grpc.aio ends a call that `close` cancels with CancelledError, as
+        if its task had been cancelled."""
         if self._closed:
             raise closed()
 
     async def unary(self, method: Unary[Request, Response], request: Request, timeout: float | None) -> Response:
-        call: Any = self.channel.unary_unary(
+        start: Any = self.channel.unary_unary(
             method.path, request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString)
+        call = start(request, timeout=timeout, metadata=self._metadata)
+        self._calls.add(call)
         try:
-            response: Response = await call(request, timeout=timeout, metadata=self._metadata)
+            response: Response = await call
         except grpc.RpcError as error:
             raise error_of_call(error) from None
         except asyncio.CancelledError:
@@ -100,10 +105,12 @@ class AsyncTransport:
 
     def stream(self, method: ServerStream[Request, Response], request: Request,
                timeout: float | None) -> AsyncStream[Response]:
-        call: Any = self.channel.unary_stream(
+        start: Any = self.channel.unary_stream(
             method.path, request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString)
-        return AsyncStream(call(request, timeout=timeout, metadata=self._metadata), self)
+        call = start(request, timeout=timeout, metadata=self._metadata)
+        self._calls.add(call)
+        return AsyncStream(call, self)
 
     async def upload(self, method: ClientStream[Request, Response], messages: Iterator[Request],
                      timeout: float | None) -> Response:
@@ -128,6 +135,8 @@ class AsyncTransport:
 
     async def close(self) -> None:
         self._closed = True
+        for call in list(self._calls):
+            call.cancel()
         if self._channel is not None:
             await self._channel.close()
         if self._for_uploads is not None:
