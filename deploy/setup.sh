@@ -13,7 +13,8 @@ usage: deploy/setup.sh [--cuda auto|on|off] [--tests] [--full] [--peers] [--kube
   --cuda off    no CUDA toolkit
   --tests       also Python packages for the tests that run everywhere, and promtool if apt-get can fetch it
   --full        also the linters, the tools for the chart's checks (built with Go), and PyTorch, transformers, peft,
-                bitsandbytes, torchao and compressed-tensors for Python (4 GB)
+                bitsandbytes, torchao and compressed-tensors for Python (4 GB), and environments for the tests of the
+                Python client (1 GB)
   --peers       also llama-cpp-python, compiled here (takes minutes)
   --kubernetes  also the control plane of tests/kubernetes: etcd, and programs of Kubernetes and Kueue built with Go
                 (takes tens of minutes and 3 GB for Go's cache)
@@ -139,6 +140,23 @@ install_wheels() {
   fi
   say "$name: installing $key"
   "$venv/bin/python" -m pip --disable-pip-version-check install -q --no-deps --no-compile "${@:4}" "${list[@]}" ||
+    fail "$name: pip could not install $key"
+  stamp "$name" "$key"
+}
+
+# install_client_environment NAME LIST: a Python environment in build/deps/NAME with exactly these wheels.
+install_client_environment() {
+  local name=$1 key list python=$deps/$1/bin/python
+  key=$(words "$2")
+  read -r -a list <<<"$key"
+  if stamped "$name" "$key" && [[ -x $python ]]; then
+    say "$name: ${#list[@]} packages are installed"
+    return
+  fi
+  say "$name: installing $key"
+  rm -rf "${deps:?}/$name"
+  "$venv/bin/python" -m venv "$deps/$name"
+  "$python" -m pip --disable-pip-version-check install -q --no-deps --no-compile "${list[@]}" ||
     fail "$name: pip could not install $key"
   stamp "$name" "$key"
 }
@@ -505,6 +523,10 @@ if $tests; then
 fi
 if $full; then
   install_wheels full "$NIBBLE_WHEELS_FULL" transformers/__init__.py
+  [[ -x $deps/client-ceiling/bin/python ]] || need_disk_mb 1500 "the environments of the Python client's tests"
+  install_client_environment client-floor "$NIBBLE_CLIENT_FLOOR"
+  install_client_environment client-ceiling "$NIBBLE_CLIENT_CEILING"
+  install_client_environment client-triton "$NIBBLE_CLIENT_TRITON"
   install_tools
 fi
 if $peers; then
