@@ -227,6 +227,7 @@ absl::Status Client::RetryUpload(const std::string& id, bool resumed,
         wait = options_.first_wait;
       }
       arrived = *std::move(found);
+      if (arrived.committed_bytes() == 0) arrived.Clear();  // offset 0 begins a new upload, which has no open file
     } else if (unknown.ok()) {
       arrived.Clear();  // the server has no such upload: begin again
     }

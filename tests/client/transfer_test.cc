@@ -220,6 +220,22 @@ TEST(UploadModelTest, C10ResumesWithinAFile) {
   EXPECT_EQ(upload.offset, 102);
 }
 
+// The server says that a file is open, but without any byte there is nothing to resume: the upload begins again.
+TEST(UploadModelTest, C10UploadThatWasLostBeforeItsFirstByteOpensItsFilesAgain) {
+  FakeServer server;
+  server.lose_after = {1};
+  v1::Upload arrived;
+  arrived.set_num_files(1);
+  server.get_upload.Answers(arrived);
+  Client client(server.Channel(), FastOptions());
+  const auto response = client.UploadModel(ModelHeader(), {{WriteFile("a", "12345"), "a.gguf", 5}}, nullptr);
+  ASSERT_TRUE(response.ok()) << response.status();
+  const Upload& upload = server.uploads.at(0);
+  EXPECT_EQ(upload.offset, 0);
+  ASSERT_EQ(upload.files.size(), 1u);
+  EXPECT_EQ(upload.bytes, "12345");
+}
+
 TEST(UploadModelTest, RejectsFileThatGrewOrShrank) {
   FakeServer server;
   Client client(server.Channel(), FastOptions());
