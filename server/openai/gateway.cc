@@ -1,6 +1,7 @@
 #include "server/openai/gateway.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -11,7 +12,9 @@
 #include "server/base/mutex.h"
 #include "server/base/queue_full.h"
 #include "server/base/strings.h"
+#include "server/base/utf8.h"
 #include "server/openai/api_error.h"
+#include "server/openai/fine_tuning.h"
 #include "server/openai/generate_exchange.h"
 #include "server/openai/generate_request.h"
 #include "server/openai/models.h"
@@ -27,6 +30,7 @@ constexpr std::size_t kLargeBody = 64 << 10;
 constexpr std::size_t kMaxLargeBodies = 64;
 constexpr std::size_t kMaxRequestIdBytes = 64;  // as rpc/call.cc
 constexpr char kJson[] = "application/json";
+constexpr std::string_view kName = "{}";  // in the path of a route
 
 // The client's id if it is safe to log, otherwise a new one.
 std::string RequestId(const http::RequestHead& head) {
@@ -35,6 +39,21 @@ std::string RequestId(const http::RequestHead& head) {
       !id.empty() && id.size() <= kMaxRequestIdBytes &&
       id.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") == std::string::npos;
   return good ? id : base::NewId("req");
+}
+
+// The name in a path of that route; "" if the route has none. nullopt: the path is of another route.
+std::optional<std::string> NameIn(std::string_view route, std::string_view path) {
+  const std::size_t hole = route.find(kName);
+  if (hole == std::string_view::npos && !route.ends_with('/'))
+    return path == route ? std::optional<std::string>("") : std::nullopt;
+  const std::string_view before = route.substr(0, hole);
+  const std::string_view after = hole == std::string_view::npos ? "" : route.substr(hole + kName.size());
+  if (path.size() <= before.size() + after.size() || !path.starts_with(before) || !path.ends_with(after))
+    return std::nullopt;
+  const std::string_view name = path.substr(before.size(), path.size() - before.size() - after.size());
+  if ((hole != std::string_view::npos && name.find('/') != std::string_view::npos) || !base::IsValidUtf8(name))
+    return std::nullopt;
+  return std::string(name);
 }
 
 auth::Caller CallerOf(const http::RequestHead& head) {
@@ -50,9 +69,11 @@ auth::Caller CallerOf(const http::RequestHead& head) {
 
 struct Gateway::Route {
   const char* method;
-  std::string_view path;    // ends in "/" if a name follows
+  std::string_view path;    // "{}" stands for a name without "/"; if it ends in "/", a name follows
   const char* grpc_method;  // whose role the caller needs
   void (*run)(Gateway&, std::shared_ptr<Incoming>, const base::Json& body, const std::string& name);
+
+  bool has_body() const { return method == std::string_view("POST") && path.find(kName) == std::string_view::npos; }
 };
 
 struct Gateway::Alive {
@@ -60,6 +81,12 @@ struct Gateway::Alive {
   base::Condition changed;
   std::size_t count ABSL_GUARDED_BY(mutex) = 0;
 };
+
+// `act` needs only the name of a job.
+template <auto act>
+void Gateway::OnJob(Gateway& self, std::shared_ptr<Incoming> incoming, const base::Json&, const std::string& job) {
+  act(std::move(incoming), job, self.stubs_);
+}
 
 const std::vector<Gateway::Route>& Gateway::Routes() {
   using Call = std::shared_ptr<Incoming>;
@@ -84,6 +111,22 @@ const std::vector<Gateway::Route>& Gateway::Routes() {
        [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
          kGenerate(self, std::move(incoming), ParseChat(body));
        }},
+      {"POST", "/v1/fine_tuning/jobs", "nibble.v1.FineTuneService/CreateJob",
+       [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
+         CreateFineTuningJob(std::move(incoming), body, self.stubs_);
+       }},
+      {"GET", "/v1/fine_tuning/jobs", "nibble.v1.FineTuneService/ListJobs",
+       [](Gateway& self, Call incoming, const base::Json&, const std::string&) {
+         ListFineTuningJobs(std::move(incoming), self.stubs_);
+       }},
+      {"GET", "/v1/fine_tuning/jobs/{}", "nibble.v1.FineTuneService/GetJob", &OnJob<GetFineTuningJob>},
+      {"POST", "/v1/fine_tuning/jobs/{}/cancel", "nibble.v1.FineTuneService/CancelJob", &OnJob<CancelFineTuningJob>},
+      {"POST", "/v1/fine_tuning/jobs/{}/pause", "nibble.v1.FineTuneService/PauseJob", &OnJob<PauseFineTuningJob>},
+      {"POST", "/v1/fine_tuning/jobs/{}/resume", "nibble.v1.FineTuneService/ResumeJob", &OnJob<ResumeFineTuningJob>},
+      {"GET", "/v1/fine_tuning/jobs/{}/events", "nibble.v1.FineTuneService/ListJobEvents",
+       &OnJob<ListFineTuningEvents>},
+      {"GET", "/v1/fine_tuning/jobs/{}/checkpoints", "nibble.v1.FineTuneService/ListCheckpoints",
+       &OnJob<ListFineTuningCheckpoints>},
       {"POST", "/tokenize", "nibble.v1.InferenceService/Tokenize",
        [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
          Tokenize(std::move(incoming), body, self.stubs_);
@@ -111,10 +154,7 @@ Gateway::~Gateway() {
 
 const Gateway::Route* Gateway::Find(const http::RequestHead& head, bool* path_known) {
   for (const Route& route : Routes()) {
-    const bool named = route.path.ends_with('/');
-    const bool matches =
-        named ? head.path.starts_with(route.path) && head.path.size() > route.path.size() : head.path == route.path;
-    if (!matches) continue;
+    if (!NameIn(route.path, head.path).has_value()) continue;
     *path_known = true;
     if (head.method == route.method) return &route;
   }
@@ -155,7 +195,8 @@ std::optional<http::Reply> Gateway::Admit(http::RequestHead& head) {
   if (!principal.ok()) return ToReply(FromStatus(principal.status()));
   // A web page cannot send this type without asking first (CORS).
   const std::string type = absl::AsciiStrToLower(head.Field("content-type"));
-  if (head.method == std::string("POST") && type != kJson && !absl::StartsWith(type, StrCat(kJson, ";")))
+  const bool no_page = !route->has_body() && type.empty() && head.Field("origin").empty();
+  if (head.method == std::string("POST") && !no_page && type != kJson && !absl::StartsWith(type, StrCat(kJson, ";")))
     return Refusal(head, 415, StrCat("Content-Type: is \"", type, "\", wanted ", kJson));
   return std::nullopt;
 }
@@ -181,10 +222,8 @@ void Gateway::Handle(const std::shared_ptr<http::Exchange>& exchange) {
 }
 
 void Gateway::Run(const Route& route, std::shared_ptr<Incoming> incoming, const std::string& body) {
-  const std::string name =
-      incoming->exchange->head().path.substr(std::min(route.path.size(), incoming->exchange->head().path.size()));
-  if (body.empty() && route.method == std::string_view("GET"))
-    return route.run(*this, std::move(incoming), base::Json::object(), name);
+  const std::string name = NameIn(route.path, incoming->exchange->head().path).value_or("");
+  if (body.empty() && !route.has_body()) return route.run(*this, std::move(incoming), base::Json::object(), name);
   const auto json = base::ParseJson(body);
   if (json.ok()) return route.run(*this, std::move(incoming), *json, name);
   ApiError error = FromStatus(json.status());

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "server/auth/authority.h"
+#include "server/base/json.h"
 #include "server/base/worker_pool.h"
 #include "server/http/exchange.h"
 #include "server/openai/inner_calls.h"
@@ -38,6 +39,8 @@ class Gateway final : public http::ExchangeHandler {
  private:
   struct Route;
   static const std::vector<Route>& Routes();
+  template <auto act>
+  static void OnJob(Gateway& self, std::shared_ptr<Incoming> incoming, const base::Json& body, const std::string& job);
   // The route of the request; nullptr: none. *path_known: another method has a route at this path.
   static const Route* Find(const http::RequestHead& head, bool* path_known);
   void Run(const Route& route, std::shared_ptr<Incoming> incoming, const std::string& body);
