@@ -14,6 +14,8 @@
 #include "server/base/strings.h"
 #include "server/base/utf8.h"
 #include "server/openai/api_error.h"
+#include "server/openai/file_upload.h"
+#include "server/openai/files.h"
 #include "server/openai/fine_tuning.h"
 #include "server/openai/generate_exchange.h"
 #include "server/openai/generate_request.h"
@@ -28,6 +30,7 @@ using base::StrCat;
 
 constexpr std::size_t kLargeBody = 64 << 10;
 constexpr std::size_t kMaxLargeBodies = 64;
+constexpr std::size_t kFormBytes = 64 << 10;    // of a form besides its file
 constexpr std::size_t kMaxRequestIdBytes = 64;  // as rpc/call.cc
 constexpr char kJson[] = "application/json";
 constexpr std::string_view kName = "{}";  // in the path of a route
@@ -73,6 +76,8 @@ struct Gateway::Route {
   const char* grpc_method;  // whose role the caller needs
   void (*run)(Gateway&, std::shared_ptr<Incoming>, const base::Json& body, const std::string& name);
 
+  bool is_form = false;  // the body is a form, which `run` reads itself
+
   bool has_body() const { return method == std::string_view("POST") && path.find(kName) == std::string_view::npos; }
 };
 
@@ -82,10 +87,10 @@ struct Gateway::Alive {
   std::size_t count ABSL_GUARDED_BY(mutex) = 0;
 };
 
-// `act` needs only the name of a job.
+// `act` needs only the name in the path.
 template <auto act>
-void Gateway::OnJob(Gateway& self, std::shared_ptr<Incoming> incoming, const base::Json&, const std::string& job) {
-  act(std::move(incoming), job, self.stubs_);
+void Gateway::OnName(Gateway& self, std::shared_ptr<Incoming> incoming, const base::Json&, const std::string& name) {
+  act(std::move(incoming), name, self.stubs_);
 }
 
 const std::vector<Gateway::Route>& Gateway::Routes() {
@@ -111,6 +116,18 @@ const std::vector<Gateway::Route>& Gateway::Routes() {
        [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
          kGenerate(self, std::move(incoming), ParseChat(body));
        }},
+      {"POST", "/v1/files", "nibble.v1.DatasetService/UploadDataset",
+       [](Gateway& self, Call incoming, const base::Json&, const std::string&) {
+         UploadFile(std::move(incoming), self.stubs_);
+       },
+       /*is_form=*/true},
+      {"GET", "/v1/files", "nibble.v1.DatasetService/ListDatasets",
+       [](Gateway& self, Call incoming, const base::Json&, const std::string&) {
+         ListFiles(std::move(incoming), self.stubs_);
+       }},
+      {"GET", "/v1/files/{}", "nibble.v1.DatasetService/GetDataset", &OnName<GetFile>},
+      {"GET", "/v1/files/{}/content", "nibble.v1.DatasetService/DownloadDataset", &OnName<GetFileContent>},
+      {"DELETE", "/v1/files/{}", "nibble.v1.DatasetService/DeleteDataset", &OnName<DeleteFile>},
       {"POST", "/v1/fine_tuning/jobs", "nibble.v1.FineTuneService/CreateJob",
        [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
          CreateFineTuningJob(std::move(incoming), body, self.stubs_);
@@ -119,14 +136,14 @@ const std::vector<Gateway::Route>& Gateway::Routes() {
        [](Gateway& self, Call incoming, const base::Json&, const std::string&) {
          ListFineTuningJobs(std::move(incoming), self.stubs_);
        }},
-      {"GET", "/v1/fine_tuning/jobs/{}", "nibble.v1.FineTuneService/GetJob", &OnJob<GetFineTuningJob>},
-      {"POST", "/v1/fine_tuning/jobs/{}/cancel", "nibble.v1.FineTuneService/CancelJob", &OnJob<CancelFineTuningJob>},
-      {"POST", "/v1/fine_tuning/jobs/{}/pause", "nibble.v1.FineTuneService/PauseJob", &OnJob<PauseFineTuningJob>},
-      {"POST", "/v1/fine_tuning/jobs/{}/resume", "nibble.v1.FineTuneService/ResumeJob", &OnJob<ResumeFineTuningJob>},
+      {"GET", "/v1/fine_tuning/jobs/{}", "nibble.v1.FineTuneService/GetJob", &OnName<GetFineTuningJob>},
+      {"POST", "/v1/fine_tuning/jobs/{}/cancel", "nibble.v1.FineTuneService/CancelJob", &OnName<CancelFineTuningJob>},
+      {"POST", "/v1/fine_tuning/jobs/{}/pause", "nibble.v1.FineTuneService/PauseJob", &OnName<PauseFineTuningJob>},
+      {"POST", "/v1/fine_tuning/jobs/{}/resume", "nibble.v1.FineTuneService/ResumeJob", &OnName<ResumeFineTuningJob>},
       {"GET", "/v1/fine_tuning/jobs/{}/events", "nibble.v1.FineTuneService/ListJobEvents",
-       &OnJob<ListFineTuningEvents>},
+       &OnName<ListFineTuningEvents>},
       {"GET", "/v1/fine_tuning/jobs/{}/checkpoints", "nibble.v1.FineTuneService/ListCheckpoints",
-       &OnJob<ListFineTuningCheckpoints>},
+       &OnName<ListFineTuningCheckpoints>},
       {"POST", "/tokenize", "nibble.v1.InferenceService/Tokenize",
        [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
          Tokenize(std::move(incoming), body, self.stubs_);
@@ -193,6 +210,13 @@ std::optional<http::Reply> Gateway::Admit(http::RequestHead& head) {
   }
   const auto principal = authority_.Admit(route->grpc_method, CallerOf(head));
   if (!principal.ok()) return ToReply(FromStatus(principal.status()));
+  if (route->is_form) {
+    // A web page may send a form without asking first (CORS).
+    if (!head.Field("origin").empty() && !cors)
+      return Refusal(head, 403, StrCat("Origin: ", head.Field("origin"), " is not one of --openai_cors_origins"));
+    head.streamed_body_bytes = options_.max_file_bytes + kFormBytes;
+    return std::nullopt;
+  }
   // A web page cannot send this type without asking first (CORS).
   const std::string type = absl::AsciiStrToLower(head.Field("content-type"));
   const bool no_page = !route->has_body() && type.empty() && head.Field("origin").empty();
@@ -215,6 +239,7 @@ void Gateway::Handle(const std::shared_ptr<http::Exchange>& exchange) {
   });
   auto incoming = std::make_shared<Incoming>(
       Incoming{exchange, ClientIdentity(exchange->head(), authority_.forward_secret()), std::move(alive)});
+  if (route->is_form) return route->run(*this, std::move(incoming), base::Json(), "");
   auto body = std::make_shared<const std::string>(exchange->TakeBody());
   if (body->size() <= kLargeBody) return Run(*route, std::move(incoming), *body);
   const bool accepted = parsers_.TryRun([this, route, incoming, body] { Run(*route, incoming, *body); });

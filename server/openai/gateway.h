@@ -19,6 +19,7 @@ namespace nibble::openai {
 
 struct GatewayOptions {
   std::size_t max_answer_bytes = 16 << 20;  // of an answer that is not a stream
+  std::size_t max_file_bytes = 1 << 30;     // of an uploaded file
   std::vector<std::string> cors_origins;    // origins of web pages that may call the server; "*": all
   // Called once for each request whose header was read. `route`: its path as the table of endpoints has it, or
   // "unknown".
@@ -40,7 +41,8 @@ class Gateway final : public http::ExchangeHandler {
   struct Route;
   static const std::vector<Route>& Routes();
   template <auto act>
-  static void OnJob(Gateway& self, std::shared_ptr<Incoming> incoming, const base::Json& body, const std::string& job);
+  static void OnName(Gateway& self, std::shared_ptr<Incoming> incoming, const base::Json& body,
+                     const std::string& name);
   // The route of the request; nullptr: none. *path_known: another method has a route at this path.
   static const Route* Find(const http::RequestHead& head, bool* path_known);
   void Run(const Route& route, std::shared_ptr<Incoming> incoming, const std::string& body);

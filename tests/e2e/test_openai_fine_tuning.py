@@ -3,13 +3,13 @@ import hashlib
 import http.client
 import json
 import socket
-import time
 
 import pytest
 
 import small_model
 from conftest import Server
 from soon import soon
+from test_security import new_token
 
 openai = pytest.importorskip("openai", reason="the package openai is not installed: deploy/setup.sh --tests")
 
@@ -204,3 +204,166 @@ def test_a_job_that_fails_says_why(client):
                                          extra_body={"nibble": {"data": {"max_seq_len": 4, "overlong": "error"}}})
     failed = ended(client, job)
     assert failed.status == "failed" and failed.error.code and failed.error.message
+
+
+def test_a_file_is_created_listed_read_and_deleted(client):
+    name = "Zähler 1 \"neu\".jsonl"
+    file = client.files.create(file=(name, JSONL), purpose="fine-tune")
+    assert (file.filename, file.bytes, file.purpose, file.status) == (name, len(JSONL), "fine-tune", "processed")
+    assert client.files.wait_for_processing(file.id, poll_interval=0.1) == file
+    assert client.files.retrieve(file.id) == file
+    assert client.files.content(file.id).content == JSONL
+    assert file in client.files.list().data
+    deleted = client.files.delete(file.id)
+    assert deleted.deleted and deleted.id == file.id
+    for call in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError) as error:
+            call(file.id)
+        assert error.value.code == "file_not_found"
+
+
+def test_files_are_paged_by_age(client):
+    made = [client.files.create(file=(f"{n}.jsonl", JSONL), purpose="fine-tune").id for n in range(3)]
+    newest = [file.id for file in client.files.list()]
+    assert newest[:3] == made[::-1]
+    assert [file.id for file in client.files.list(limit=2)] == newest
+    assert [file.id for file in client.files.list(limit=2, order="asc")] == newest[::-1]
+    assert list(client.files.list(purpose="batch")) == []
+    with pytest.raises(openai.NotFoundError):
+        client.files.list(after="file-absent")
+
+
+def test_a_large_file_is_streamed_both_ways(served, client):
+    row = json.dumps({"text": "x" * 900_000}).encode() + b"\n"
+    rows = row * 80  # 72 MB: more than the server keeps of all request bodies
+    before = served.metrics()["process_resident_memory_bytes"]
+    file = client.files.create(file=("large.jsonl", rows), purpose="fine-tune")
+    digest = hashlib.sha256()
+    with client.files.with_streaming_response.content(file.id) as content:
+        for piece in content.iter_bytes(1 << 20):
+            digest.update(piece)
+    assert digest.digest() == hashlib.sha256(rows).digest()
+    assert served.metrics()["process_resident_memory_bytes"] < before + len(rows) / 2
+    client.files.delete(file.id)
+
+
+@pytest.mark.parametrize("content, part", [
+    (b"", "no rows"),
+    (JSONL + b'{"messages": 3}\n', str(len(CHATS) + 1)),
+])
+def test_bad_rows_are_refused_with_their_lines(client, content, part):
+    files = [file.id for file in client.files.list()]
+    with pytest.raises(openai.BadRequestError) as error:
+        client.files.create(file=("bad.jsonl", content), purpose="fine-tune")
+    assert part in error.value.message and error.value.param in ("file", None)
+    assert [file.id for file in client.files.list()] == files
+
+
+def test_fields_of_an_upload_are_checked(client):
+    for fields, param in [({"purpose": "assistants"}, "purpose"),
+                          ({"purpose": "fine-tune", "expires_after": {"anchor": "created_at", "seconds": 3600}}, "expires_after"),
+                          ({"purpose": "fine-tune", "extra_body": {"unheard_of": "1"}}, "unheard_of")]:
+        with pytest.raises(openai.BadRequestError) as error:
+            client.files.create(file=("rows.jsonl", JSONL), **fields)
+        assert error.value.param == param
+
+
+def test_a_file_in_use_is_not_deleted(client):
+    file = client.files.create(file=("used.jsonl", JSONL), purpose="fine-tune")
+    job = client.fine_tuning.jobs.create(model="small", training_file=file.id, extra_body={"nibble": {
+        "run": {"max_steps": 1_000_000, "save_every": 0}, "data": {"max_seq_len": 128}}})
+    with pytest.raises(openai.ConflictError):
+        client.files.delete(file.id)
+    client.fine_tuning.jobs.cancel(job.id)
+    ended(client, job)
+    assert client.files.delete(file.id).deleted
+
+
+def test_a_repeated_upload_with_its_key_returns_the_same_file(client):
+    def upload(rows):
+        return client.files.create(file=("once.jsonl", rows), purpose="fine-tune", extra_headers={"Idempotency-Key": "file"})
+    assert upload(JSONL) == upload(JSONL)
+    with pytest.raises(openai.ConflictError):
+        upload(JSONL + JSONL)
+
+
+def form(*parts, boundary=b"b"):
+    """The body of a form of (name, file name or None, bytes)."""
+    body = b""
+    for name, file_name, value in parts:
+        body += b"--" + boundary + f'\r\nContent-Disposition: form-data; name="{name}"'.encode()
+        body += (f'; filename="{file_name}"'.encode() if file_name else b"") + b"\r\n\r\n" + value + b"\r\n"
+    return body + b"--" + boundary + b"--\r\n"
+
+
+FORM = {"Content-Type": 'multipart/form-data; boundary="b"'}
+
+
+def post(server, body, headers):
+    connection = http.client.HTTPConnection(address(server), timeout=30)
+    connection.request("POST", "/v1/files", body, headers)
+    answer = connection.getresponse()
+    return answer.status, json.loads(answer.read())
+
+
+def test_the_purpose_may_follow_the_file(served):
+    file = ("file", "rows.jsonl", JSONL)
+    status, answer = post(served, form(file, ("purpose", None, b"fine-tune")), FORM)
+    assert status == 200 and answer["filename"] == "rows.jsonl" and answer["bytes"] == len(JSONL)
+    status, answer = post(served, iter([form(file, ("purpose", None, b"fine-tune"))]), FORM)  # chunked
+    assert status == 200, answer
+    for body, param in [(form(file), "purpose"), (form(("purpose", None, b"fine-tune")), "file"),
+                        (form(file, ("purpose", None, b"vision")), "purpose"), (form(file, file), "file"), (b"", "body")]:
+        status, answer = post(served, body, FORM)
+        assert status == 400 and answer["error"]["param"] == param, answer
+    status, answer = post(served, JSONL, {"Content-Type": "application/json"})
+    assert status == 400 and answer["error"]["param"] == "Content-Type"
+    status, answer = post(served, form(file), {**FORM, "Origin": "http://elsewhere.example"})
+    assert status == 403, answer
+
+
+def test_a_client_that_goes_leaves_no_file(served, client):
+    files = [file.id for file in client.files.list()]
+    body = form(("purpose", None, b"fine-tune"), ("file", "rows.jsonl", JSONL * 2000))
+    host, port = address(served).split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(f"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: {FORM['Content-Type']}\r\n"
+                           f"Content-Length: {len(body)}\r\n\r\n".encode() + body[:len(body) // 2])
+        soon(lambda: served.json("uploads", "list")["uploads"], "the upload has begun", 20)
+    soon(lambda: not served.json("uploads", "list")["uploads"], "the upload is gone", 20)
+    assert [file.id for file in client.files.list()] == files
+
+
+def test_a_file_above_the_limit_is_refused(make_server):
+    server = make_server("--openai_address", "127.0.0.1:0", "--max_dataset_bytes", "1000")
+    parts = (("purpose", None, b"fine-tune"), ("file", "rows.jsonl", JSONL))
+    status, answer = post(server, form(*parts), FORM)
+    assert status == 429 or status == 413, answer
+    status, answer = post(server, form(("purpose", None, b"fine-tune"), ("file", "rows.jsonl", JSONL * 100)), FORM)
+    assert status == 413 and "bytes" in answer["error"]["message"]
+
+
+def test_files_outlive_the_server(make_server):
+    server = make_server("--openai_address", "127.0.0.1:0")
+    _, file = post(server, form(("purpose", None, b"fine-tune"), ("file", "rows.jsonl", JSONL)), FORM)
+    server.stop()
+    server.start()
+    with openai.OpenAI(base_url=f"http://{address(server)}/v1", api_key="x") as client:
+        assert client.files.retrieve(file["id"]).to_dict() == file
+
+
+def test_roles_hold_for_files_and_jobs(make_server, tmp_path):
+    tokens = {role: new_token(tmp_path, role, role).read_text().strip() for role in ("viewer", "train")}
+    server = make_server("--openai_address", "127.0.0.1:0", "--token_file", tmp_path / "tokens", "--insecure")
+    url = f"http://{address(server)}/v1"
+    train = openai.OpenAI(base_url=url, api_key=tokens["train"], max_retries=0)
+    viewer = openai.OpenAI(base_url=url, api_key=tokens["viewer"], max_retries=0)
+    file = train.files.create(file=("rows.jsonl", JSONL), purpose="fine-tune")
+    assert viewer.files.list().data == [file]
+    for call in (lambda: viewer.files.content(file.id), lambda: viewer.files.delete(file.id),
+                 lambda: viewer.files.create(file=("rows.jsonl", JSONL), purpose="fine-tune"),
+                 lambda: viewer.fine_tuning.jobs.create(model="small", training_file=file.id)):
+        with pytest.raises(openai.PermissionDeniedError):
+            call()
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=url, api_key="none", max_retries=0).files.create(file=("rows.jsonl", JSONL), purpose="fine-tune")
