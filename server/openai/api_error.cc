@@ -68,6 +68,10 @@ ApiError Make(absl::StatusCode code, std::string message, std::string_view reaso
     error.status = 400;
     error.type = "invalid_request_error";
   }
+  if (reason == "UPLOAD_TOO_LARGE") {
+    error.status = 413;
+    error.type = "invalid_request_error";
+  }
   if (reason == "OUT_OF_DEVICE_MEMORY" || reason == "DISK_FULL") {
     error.status = 503;
     error.type = "service_unavailable_error";

@@ -338,7 +338,7 @@ def test_a_file_above_the_limit_is_refused(make_server):
     server = make_server("--openai_address", "127.0.0.1:0", "--max_dataset_bytes", "1000")
     parts = (("purpose", None, b"fine-tune"), ("file", "rows.jsonl", JSONL))
     status, answer = post(server, form(*parts), FORM)
-    assert status == 429 or status == 413, answer
+    assert status == 413 and answer["error"]["code"] == "upload_too_large", answer
     status, answer = post(server, form(("purpose", None, b"fine-tune"), ("file", "rows.jsonl", JSONL * 100)), FORM)
     assert status == 413 and "bytes" in answer["error"]["message"]
 
