@@ -80,7 +80,11 @@ absl::StatusOr<std::unique_ptr<OpenAiServer>> OpenAiServer::Start(const AppOptio
   gateway.max_answer_bytes = static_cast<std::size_t>(options.max_send_bytes);
   gateway.max_file_bytes = static_cast<std::size_t>(options.max_dataset_bytes);
   gateway.cors_origins = options.openai.cors_origins;
-  gateway.count_request = [&metrics](std::string_view route) { metrics.OpenAiRequest(route); };
+  const auto address = http::ParseHostPort(kFlag, options.openai.address);
+  gateway.local_host_only = !authority.wants_tokens() && address.ok() && http::IsLoopback(address->host);
+  gateway.count_requests = [&metrics](std::string_view route, int requests) {
+    metrics.OpenAiRequests(route, requests);
+  };
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);  // the server limits its messages
   auto state = std::make_unique<State>(grpc.server->InProcessChannel(arguments), authority, std::move(gateway));

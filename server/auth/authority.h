@@ -29,9 +29,9 @@ struct Caller {
   std::string peer;               // for the log: "ipv4:127.0.0.1:1234"; before a handler runs only "local" or "unknown"
   bool trainer_listener = false;  // the call arrived on the trainers' socket or on --report_address
   // From the metadata of forwarded.h, for Authority::Resolve().
-  std::string forward_secret;
-  std::string forward_peer;
-  std::vector<std::string> forward_names;
+  std::string forward_secret{};
+  std::string forward_peer{};
+  std::vector<std::string> forward_names{};
 };
 
 struct AuthPolicy {

@@ -32,7 +32,10 @@ struct ExchangeLimits {
   absl::Duration idle = absl::Seconds(75);       // from an answer to the next request
   absl::Duration write = absl::Seconds(30);      // for the client to take the bytes of one write
   absl::Duration silence = absl::Seconds(15);    // of a stream, until the comment is sent
-  absl::Duration linger = absl::Seconds(1);      // for the client to close after the last answer
+  // After the last answer, what a client may still send until it closes. A client that sends a large body before it
+  // reads would otherwise lose the answer that refuses the body.
+  std::size_t linger_bytes = 32 << 20;
+  absl::Duration linger = absl::Seconds(5);
 };
 
 struct ExchangeOptions {

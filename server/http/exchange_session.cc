@@ -47,7 +47,9 @@ using PieceParser = beast::http::request_parser<beast::http::buffer_body>;
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr std::size_t kReadBytes = 2 << 10;
 constexpr std::size_t kPieceBytes = 64 << 10;  // of a streamed body, at most
-constexpr std::size_t kLingerBytes = 1 << 20;  // bytes that a client may still send after the server's last answer
+// The kernel would otherwise take up to 4 MiB for a client that does not read, which hides it from the engine.
+constexpr int kSendBufferBytes = 256 << 10;
+constexpr std::size_t kLingerReadBytes = 16 << 10;
 
 std::string_view View(beast::string_view text) { return {text.data(), text.size()}; }
 
@@ -125,6 +127,7 @@ class Session final : public Connection, public std::enable_shared_from_this<Ses
         streaming_(context.streamed_bodies) {
     Error ignored;  // a peer that has already gone has no address; the first read ends its session
     socket().set_option(tcp::no_delay(true), ignored);
+    socket().set_option(asio::socket_base::send_buffer_size(kSendBufferBytes), ignored);
     place_ = context_.table.Add(*this, socket().remote_endpoint(ignored).address());
   }
 
@@ -154,7 +157,7 @@ class Session final : public Connection, public std::enable_shared_from_this<Ses
   asio::awaitable<bool> ReadPiece();  // and gives it to the handler
   asio::awaitable<bool> SendContinue();
   asio::awaitable<bool> Respond();
-  // Sends out_head_ and out_body_, which one of Put...() has set. Coroutines here get no arguments but `self`, because
+  // Sends out_, which one of Put...() has set. Coroutines here get no arguments but `self`, because
   // gcc 12 destroys temporaries in some expressions with co_await twice.
   asio::awaitable<bool> Send();
   asio::awaitable<bool> SendLast();  // Send(), then false
@@ -193,7 +196,7 @@ class Session final : public Connection, public std::enable_shared_from_this<Ses
   Reserved streaming_;            // 1 if the body is streamed
   RequestHead head_;
   Fields answer_fields_;  // of the current request
-  std::string out_head_, out_body_;
+  std::string out_;       // one buffer: of an array of two, Beast 1.81's TLS stream sends only the first if it is small
   std::shared_ptr<PendingAnswer> answer_;
 };
 
@@ -373,8 +376,7 @@ asio::awaitable<bool> Session<Transport>::BeginStreamedBody() {
 template <typename Transport>
 asio::awaitable<bool> Session<Transport>::SendContinue() {
   if (!std::exchange(awaits_continue_, false)) co_return true;
-  out_head_ = "HTTP/1.1 100 Continue\r\n\r\n";
-  out_body_.clear();
+  out_ = "HTTP/1.1 100 Continue\r\n\r\n";
   co_return co_await Send();
 }
 
@@ -464,35 +466,34 @@ void Session<Transport>::PutWhole(Reply reply, bool keep_alive) {
   reply.fields.insert(reply.fields.end(), answer_fields_.begin(), answer_fields_.end());
   if (reply.status != 204) reply.fields.emplace_back("Content-Length", std::to_string(reply.body.size()));
   reply.fields.emplace_back("Connection", keep_alive ? "keep-alive" : "close");
-  out_head_ = HeadText(reply.status, reply.fields);
-  out_body_ = std::move(reply.body);
-  if (without_body_) out_body_.clear();
+  out_ = HeadText(reply.status, reply.fields);
+  if (!without_body_) out_ += reply.body;
 }
 
 template <typename Transport>
 void Session<Transport>::PutPiece(PendingAnswer::Step step) {
-  out_head_.clear();
-  out_body_ = std::move(step.reply.body);
+  out_.clear();
   if (step.kind == PendingAnswer::Step::Kind::kBegin) {
     Fields fields = std::move(step.reply.fields);
     fields.insert(fields.end(), answer_fields_.begin(), answer_fields_.end());
     if (http11_) fields.emplace_back("Transfer-Encoding", "chunked");
     fields.emplace_back("Connection", keep_alive() ? "keep-alive" : "close");
-    out_head_ = HeadText(200, fields);
+    out_ = HeadText(200, fields);
   }
-  if (!http11_) return;
-  if (!out_body_.empty()) {
-    out_head_ += absl::StrFormat("%x\r\n", out_body_.size());
-    out_body_ += "\r\n";
+  const std::string& bytes = step.reply.body;
+  if (!http11_) {
+    out_ += bytes;
+    return;
   }
-  if (step.last) out_body_ += "0\r\n\r\n";
+  if (!bytes.empty()) out_ += StrCat(absl::StrFormat("%x\r\n", bytes.size()), bytes, "\r\n");
+  if (step.last) out_ += "0\r\n\r\n";
 }
 
 template <typename Transport>
 asio::awaitable<bool> Session<Transport>::Send() {
   SetDeadline(context_.limits.write);
-  const std::array<asio::const_buffer, 2> buffers = {asio::buffer(out_head_), asio::buffer(out_body_)};
-  const auto [error, bytes] = co_await asio::async_write(transport_, buffers, kAwait);
+  const auto [error, bytes] = co_await asio::async_write(transport_, asio::buffer(out_), kAwait);
+  out_ = {};
   if (error) Close();
   co_return !error;
 }
@@ -517,10 +518,12 @@ asio::awaitable<void> Session<Transport>::Linger() {
     read_done_.expires_at(asio::steady_timer::time_point::max());
     co_await read_done_.async_wait(kAwait);
   }
+  // The buffer holds one header, whose limit may be smaller.
+  const std::size_t size = std::min(kLingerReadBytes, buffer_.max_size());
   std::size_t lingered = 0;
-  while (!error && !closed() && lingered < kLingerBytes) {
+  while (!error && !closed() && lingered < context_.limits.linger_bytes) {
     buffer_.consume(buffer_.size());
-    const auto [failed, bytes] = co_await socket().async_read_some(buffer_.prepare(kReadBytes), kAwait);
+    const auto [failed, bytes] = co_await socket().async_read_some(buffer_.prepare(size), kAwait);
     error = failed;
     lingered += bytes;
   }

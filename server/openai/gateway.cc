@@ -1,5 +1,7 @@
 #include "server/openai/gateway.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -34,6 +36,17 @@ constexpr std::size_t kFormBytes = 64 << 10;    // of a form besides its file
 constexpr std::size_t kMaxRequestIdBytes = 64;  // as rpc/call.cc
 constexpr char kJson[] = "application/json";
 constexpr std::string_view kName = "{}";  // in the path of a route
+constexpr char kUnknownRoute[] = "unknown";
+
+// Whether HOST or HOST:PORT is "localhost" or an IP address.
+bool IsLocalHost(std::string host) {
+  if (const std::size_t port = host.rfind(':'); port != std::string::npos && host.find(']', port) == std::string::npos)
+    host.resize(port);
+  if (host.starts_with('[') && host.ends_with(']'))
+    return host.find_first_not_of("[]:.0123456789abcdefABCDEF") == std::string::npos;
+  in_addr ignored;
+  return absl::AsciiStrToLower(host) == "localhost" || ::inet_pton(AF_INET, host.c_str(), &ignored) == 1;
+}
 
 // The client's id if it is safe to log, otherwise a new one.
 std::string RequestId(const http::RequestHead& head) {
@@ -161,7 +174,12 @@ Gateway::Gateway(const std::shared_ptr<grpc::Channel>& channel, auth::Authority&
       authority_(authority),
       options_(std::move(options)),
       alive_(std::make_unique<Alive>()),
-      parsers_(/*num_threads=*/1, /*max_waiting=*/kMaxLargeBodies) {}
+      parsers_(/*num_threads=*/1, /*max_waiting=*/kMaxLargeBodies) {
+  options_.count_requests(kUnknownRoute, 0);
+  for (const Route& route : Routes()) options_.count_requests(LabelOf(route), 0);
+}
+
+std::string Gateway::LabelOf(const Route& route) { return StrCat(route.path, route.path.ends_with('/') ? "{}" : ""); }
 
 Gateway::~Gateway() {
   parsers_.AwaitIdle();
@@ -194,7 +212,12 @@ std::optional<http::Reply> Gateway::Admit(http::RequestHead& head) {
   head.answer_fields.emplace_back("x-request-id", head.request_id);
   bool path_known = false;
   const Route* route = Find(head, &path_known);
-  options_.count_request(route == nullptr ? "unknown" : route->path);
+  options_.count_requests(route == nullptr ? kUnknownRoute : LabelOf(*route), 1);
+  if (options_.local_host_only && !IsLocalHost(head.Field("host"))) {
+    return Refusal(head, 403,
+                   StrCat("Host: is \"", head.Field("host"),
+                          "\", wanted localhost or an IP address, because this server has no tokens"));
+  }
   if (cors && path_known && head.method == "OPTIONS") {  // a browser asks before the request of a web page
     return http::Reply{.status = 204,
                        .fields = {{"Access-Control-Allow-Methods", "GET, POST, DELETE"},

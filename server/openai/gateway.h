@@ -21,9 +21,12 @@ struct GatewayOptions {
   std::size_t max_answer_bytes = 16 << 20;  // of an answer that is not a stream
   std::size_t max_file_bytes = 1 << 30;     // of an uploaded file
   std::vector<std::string> cors_origins;    // origins of web pages that may call the server; "*": all
-  // Called once for each request whose header was read. `route`: its path as the table of endpoints has it, or
-  // "unknown".
-  std::function<void(std::string_view route)> count_request = [](std::string_view) {};
+  // Refuses requests whose Host is a name other than localhost. A web page can give its own name the address 127.0.0.1
+  // (DNS rebinding) and would be of the same origin; without tokens, nothing else would stop it.
+  bool local_host_only = false;
+  // Called with 1 for each request whose header was read, and at the start with 0 for each route. `route`: path of the
+  // endpoint, "/v1/models/{}" if a name follows; "unknown" for all other paths.
+  std::function<void(std::string_view route, int requests)> count_requests = [](std::string_view, int) {};
 };
 
 // Thread-safe.
@@ -46,6 +49,7 @@ class Gateway final : public http::ExchangeHandler {
   // The route of the request; nullptr: none. *path_known: another method has a route at this path.
   static const Route* Find(const http::RequestHead& head, bool* path_known);
   void Run(const Route& route, std::shared_ptr<Incoming> incoming, const std::string& body);
+  static std::string LabelOf(const Route& route);
   http::Fields CorsFields(const http::RequestHead& head) const;
 
   const Stubs stubs_;

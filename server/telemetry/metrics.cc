@@ -161,8 +161,8 @@ void Metrics::RpcHandled(std::string_view type, std::string_view service, std::s
 }
 
 void Metrics::Rejected(std::string_view reason) { families_->rejected.Add({{"reason", Text(reason)}}).Increment(); }
-void Metrics::OpenAiRequest(std::string_view route) {
-  families_->openai_requests.Add({{"route", Text(route)}}).Increment();
+void Metrics::OpenAiRequests(std::string_view route, int requests) {
+  families_->openai_requests.Add({{"route", Text(route)}}).Increment(requests);
 }
 
 void Metrics::AuthFailed(std::string_view reason) {

@@ -76,8 +76,8 @@ class Metrics {
   void RpcHandled(std::string_view type, std::string_view service, std::string_view method, std::string_view code,
                   double seconds);
   void Rejected(std::string_view reason);
-  // A request to the listener of OpenAI's API; `route` from the gateway's table, or "unknown".
-  void OpenAiRequest(std::string_view route);
+  // Requests to the listener of OpenAI's API; `route` from the gateway's table, or "unknown". 0 creates the series.
+  void OpenAiRequests(std::string_view route, int requests);
   void AuthFailed(std::string_view reason);
   void SetCertificateExpiry(std::string_view file, double unix_seconds);  // file "server" | "client_ca"
   void SetTlsFilesOk(bool ok);

@@ -21,7 +21,7 @@ BAD = [
     # out of range
     ("replicaCount", -1), ("server.threads", -1), ("server.drainSeconds", 36000), ("limits.maxReceiveBytes", 0),
     ("limits.trainMemoryBytes", -1), ("limits.serveMemoryBytes", "4Gi"), ("limits.maxRunningJobs", 65), ("limits.maxRunningRequests", 0),
-    ("service.grpcPort", 80), ("service.httpPort", 70000),
+    ("service.grpcPort", 80), ("service.httpPort", 70000), ("service.openaiPort", 443), ("service.openaiPort", "8000"),
     ("gpu.count", -1), ("probes.startup.failureThreshold", 0), ("podDisruptionBudget.maxUnavailable", 0),
     # wrong forms
     ("image.tag", "latest"), ("image.digest", "sha256:short"), ("image.pullPolicy", "Sometimes"), ("image.repository", "Nibble Server"),
@@ -43,6 +43,11 @@ BAD = [
     ("resources.limits.memory", "8 GB"), ("resources.requests.cpu", "two"), ("gpu.resourceName", "nvidia"),
     ("shmSize", "-1"), ("tmpSize", "64"), ("extraVolumeMounts.0.mountPath", "imports"),
     ("networkPolicy.grpc.from.0.ipBlock.cidr", "everywhere"),
+    ("openai.port", 8000), ("openai.enabled", "true"), ("openai.corsOrigins", "*"), ("openai.corsOrigins.0", "example.org"),
+    ("openai.corsOrigins.0", "https://example.org/"), ("openai.corsOrigins.0", "https://*.example.org"),
+    ("openai.corsOrigins.0", "https://a.org,https://b.org"), ("openai.ingress.host", "a.org"), ("openai.ingress.hosts.0", "https://a.org"),
+    ("openai.ingress.hosts.0", "a.*.org"), ("openai.ingress.className", "Nginx"), ("openai.ingress.tlsSecret", "a_b"),
+    ("openai.ingress.annotations", {"a": 1}), ("networkPolicy.openai.from.0.ipBlock.cidr", "everywhere"),
     ("networkPolicy.metrics.from.0", {}), ("metrics.serviceMonitor.interval", "30"), ("metrics.prometheusRule.disabled.0", "no alert"),
     ("metrics.prometheusRule.runbookUrlPrefix", "playbooks"), ("commonLabels.team", "a b"), ("tolerations.0.operator", "In"),
 ]
@@ -66,6 +71,13 @@ TOGETHER = [
     ({"persistence": {"storageClass": "fast", "existingClaim": "data"}}, "persistence.storageClass"),
     ({"tls": {"clientCA": {"required": True}}}, "tls.clientCA.required"),
     ({"service": {"grpcPort": 9464}}, "service.httpPort"),
+    ({"service": {"openaiPort": 50051}, "openai": {"enabled": True}}, "service.openaiPort"),
+    (jobs(service={"openaiPort": 50052}, openai={"enabled": True}), "service.openaiPort"),
+    ({"openai": {"corsOrigins": ["*"]}}, "openai.corsOrigins"),
+    ({"openai": {"ingress": {"enabled": True, "hosts": ["a.org"]}}}, "openai.ingress.enabled"),
+    ({"openai": {"enabled": True, "ingress": {"enabled": True}}, "networkPolicy": {"enabled": False}}, "openai.ingress.hosts"),
+    ({"openai": {"enabled": True, "ingress": {"enabled": True, "hosts": ["a.org"]}}}, "networkPolicy.openai.from"),
+    ({"networkPolicy": {"openai": {"from": [{"podSelector": {}}]}}}, "networkPolicy.openai.from"),
     ({"service": {"type": "LoadBalancer"}}, "networkPolicy.grpc.from"),
     ({"service": {"type": "NodePort"}}, "networkPolicy.grpc.from"),
     ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
@@ -126,7 +138,7 @@ TOGETHER = [
     ({"server": {"extraArgs": ["--isa=avx2", "--isa=plain"]}}, "server.extraArgs[1]"),
     ({"server": {"extraArgs": ["--insecure"]}}, "server.extraArgs[0]"),
     *(({"server": {"extraArgs": [f"--{flag}=1"]}}, "server.extraArgs[0]") for flag in
-      ("state_dir", "grpc_address", "http_address", "threads", "device", "drain_s", "job_grace_s", "import_root", "tls_cert", "tls_key",
+      ("state_dir", "grpc_address", "http_address", "openai_address", "openai_cors_origins", "threads", "device", "drain_s", "job_grace_s", "import_root", "tls_cert", "tls_key",
        "tls_client_ca", "tls_require_client_cert", "trainer", "max_receive_bytes", "kv_tokens", "pause_grace_s", "runner",
        "trainer_templates", "kubernetes_server_name", "kubernetes_queue", "kubernetes_namespace", "kubernetes_url",
        "kubernetes_token_file", "kubernetes_ca_file", "report_address", "report_target", "report_ca", "trainer_threads")),
@@ -163,7 +175,7 @@ WORKING = [
       for path in ("/tmp/x", "/dev/shm/x", "/etc/nibble/more", "/etc/nibble/client-ca", "/etc/ssl", "/usr/share/models", "/libx")),
     {"extraVolumes": [{"name": "client-ca", "emptyDir": {}}], "extraVolumeMounts": [{"name": "client-ca", "mountPath": "/ca"}]},
     {"extraVolumeMounts": [{"name": "client-ca", "mountPath": "/ca"}], "tls": {"clientCA": {"existingSecret": "ca"}}},
-    jobs(), {"service": {"reportPort": 50051}}, jobs(networkPolicy={"enabled": False}), jobs({"terminationGracePeriodSeconds": 70}),
+    jobs(), {"service": {"reportPort": 50051, "openaiPort": 50051}}, jobs(networkPolicy={"enabled": False}), jobs({"terminationGracePeriodSeconds": 70}),
     mount("/etc/nibble/trainer"),
     jobs(persistence={"accessMode": "ReadWriteMany", "database": {"existingClaim": "db"}}), mount("/var/lib/nibble-database"),
     # The access mode does not matter for another claim.

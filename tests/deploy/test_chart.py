@@ -15,9 +15,9 @@ from conftest import CHART, ROOT, e2e, run
 every_case = pytest.mark.parametrize("case", charts.CASES, ids=charts.case_name)
 
 
-def test_k1_covers_the_defaults_and_ten_files():
-    assert len(charts.VALUE_FILES) == 10
-    assert len(charts.CASES) == 11 and charts.CASES[0] is None
+def test_k1_covers_the_defaults_and_eleven_files():
+    assert len(charts.VALUE_FILES) == 11
+    assert len(charts.CASES) == 12 and charts.CASES[0] is None
 
 
 @every_case

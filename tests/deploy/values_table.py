@@ -12,6 +12,8 @@ import yaml
 
 CHART = pathlib.Path(__file__).resolve().parents[2] / "helm/nibble"
 BEGIN, END = "<!-- values: begin -->\n", "<!-- values: end -->\n"
+# Maps with defaults that users fill in: the table shows each of them in one row.
+FILLED_IN = {"resources", "openai.ingress.annotations", "metrics.dashboards.labels", "metrics.dashboards.annotations"}
 
 
 def documented_values(text):
@@ -38,7 +40,7 @@ def leaves(values, before=""):
     """Yields (dotted key, value) of the innermost keys of the chart; a map that users fill in counts as a value."""
     for key, value in values.items():
         name = f"{before}{key}"
-        if isinstance(value, dict) and value and name not in ("resources", "metrics.dashboards.labels", "metrics.dashboards.annotations"):
+        if isinstance(value, dict) and value and name not in FILLED_IN:
             yield from leaves(value, name + ".")
         else:
             yield name, value

@@ -35,6 +35,7 @@ class Server:
         self.process = None
         self.grpc = None
         self.http = None
+        self.openai = None  # address of OpenAI's API, with --openai_address
 
     def start(self):
         address_file = self.state / "server.json"
@@ -50,6 +51,7 @@ class Server:
                 return False
             addresses = json.loads(address_file.read_text())
             self.grpc, self.http = addresses["grpc_address"], addresses["http_address"]
+            self.openai = addresses.get("openai_address")
             try:
                 with urllib.request.urlopen(f"http://{self.http}/readyz", timeout=2) as answer:
                     return answer.status == 200

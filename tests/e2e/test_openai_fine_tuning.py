@@ -4,14 +4,13 @@ import http.client
 import json
 import socket
 
+import openai
 import pytest
 
 import small_model
 from conftest import Server
 from soon import soon
 from test_security import new_token
-
-openai = pytest.importorskip("openai", reason="the package openai is not installed: deploy/setup.sh --tests")
 
 CHATS = [{"messages": [{"role": "user", "content": f"Count to {n}."}, {"role": "assistant", "content": "One, two, three."}]}
          for n in range(24)]
@@ -32,13 +31,9 @@ def served(tmp_path_factory):
     server.stop()
 
 
-def address(server):
-    return json.loads((server.state / "server.json").read_text())["openai_address"]
-
-
 @pytest.fixture(scope="module")
 def client(served):
-    with openai.OpenAI(base_url=f"http://{address(served)}/v1", api_key="x", max_retries=0,
+    with openai.OpenAI(base_url=f"http://{served.openai}/v1", api_key="x", max_retries=0,
                        _strict_response_validation=True) as made:
         yield made
 
@@ -300,7 +295,7 @@ FORM = {"Content-Type": 'multipart/form-data; boundary="b"'}
 
 
 def post(server, body, headers):
-    connection = http.client.HTTPConnection(address(server), timeout=30)
+    connection = http.client.HTTPConnection(server.openai, timeout=30)
     connection.request("POST", "/v1/files", body, headers)
     answer = connection.getresponse()
     return answer.status, json.loads(answer.read())
@@ -325,9 +320,9 @@ def test_the_purpose_may_follow_the_file(served):
 def test_a_client_that_goes_leaves_no_file(served, client):
     files = [file.id for file in client.files.list()]
     body = form(("purpose", None, b"fine-tune"), ("file", "rows.jsonl", JSONL * 2000))
-    host, port = address(served).split(":")
+    host, port = served.openai.split(":")
     with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(f"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: {FORM['Content-Type']}\r\n"
+        connection.sendall(f"POST /v1/files HTTP/1.1\r\nHost: {host}\r\nContent-Type: {FORM['Content-Type']}\r\n"
                            f"Content-Length: {len(body)}\r\n\r\n".encode() + body[:len(body) // 2])
         soon(lambda: served.json("uploads", "list")["uploads"], "the upload has begun", 20)
     soon(lambda: not served.json("uploads", "list")["uploads"], "the upload is gone", 20)
@@ -348,14 +343,14 @@ def test_files_outlive_the_server(make_server):
     _, file = post(server, form(("purpose", None, b"fine-tune"), ("file", "rows.jsonl", JSONL)), FORM)
     server.stop()
     server.start()
-    with openai.OpenAI(base_url=f"http://{address(server)}/v1", api_key="x") as client:
+    with openai.OpenAI(base_url=f"http://{server.openai}/v1", api_key="x") as client:
         assert client.files.retrieve(file["id"]).to_dict() == file
 
 
 def test_roles_hold_for_files_and_jobs(make_server, tmp_path):
     tokens = {role: new_token(tmp_path, role, role).read_text().strip() for role in ("viewer", "train")}
     server = make_server("--openai_address", "127.0.0.1:0", "--token_file", tmp_path / "tokens", "--insecure")
-    url = f"http://{address(server)}/v1"
+    url = f"http://{server.openai}/v1"
     train = openai.OpenAI(base_url=url, api_key=tokens["train"], max_retries=0)
     viewer = openai.OpenAI(base_url=url, api_key=tokens["viewer"], max_retries=0)
     file = train.files.create(file=("rows.jsonl", JSONL), purpose="fine-tune")

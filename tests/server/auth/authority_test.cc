@@ -405,6 +405,36 @@ TEST_F(AuthorityTest, S11RefusalsAreOneJsonLineEach) {
   EXPECT_THAT(log, Not(HasSubstr("canary-token")));
 }
 
+// A listener of another protocol names its client by metadata, which counts only with the server's secret.
+TEST_F(AuthorityTest, OnlyTheServersSecretMakesACallerAnother) {
+  Write(R"({"name": "one", "role": "viewer", "san": "uri:spiffe://tests/one"})"
+        "\n");
+  auto opened = Open();
+  ASSERT_TRUE(opened.ok());
+  Caller forwarded;
+  forwarded.peer = "inproc";
+  forwarded.forward_peer = "ipv4:10.0.0.1:5";
+  forwarded.forward_names = {"uri:spiffe://tests/one"};
+  for (const std::string& secret : {std::string(), std::string("guess"), (*opened)->forward_secret() + "x"}) {
+    Caller caller = forwarded;
+    caller.forward_secret = secret;
+    (*opened)->Resolve(caller);
+    EXPECT_EQ(caller.peer, "inproc");
+    EXPECT_EQ(Reason((*opened)->Admit("nibble.v1.ModelService/ListModels", caller).status()), "TOKEN_MISSING");
+  }
+  forwarded.forward_secret = (*opened)->forward_secret();
+  (*opened)->Resolve(forwarded);
+  EXPECT_EQ(forwarded.peer, "ipv4:10.0.0.1:5");
+  const auto principal = (*opened)->Admit("nibble.v1.ModelService/ListModels", forwarded);
+  ASSERT_TRUE(principal.ok()) << principal.status();
+  EXPECT_EQ(principal->name, "one");
+}
+
+TEST_F(AuthorityTest, SecretsOfServersDiffer) {
+  Write(Line("one", "viewer", "1"));
+  EXPECT_NE((*Open())->forward_secret(), (*Open())->forward_secret());
+}
+
 TEST_F(AuthorityTest, AFloodOfRefusalsDoesNotFloodTheLog) {
   Write(Line("one", "viewer", "1"));
   auto opened = Open();

@@ -73,6 +73,14 @@ class RawConnection {
     reply.status = std::stoi(reply.header.substr(reply.header.find(' ') + 1));  // "HTTP/1.1 200 ..."
     return reply;
   }
+  // Reads up to and including `end`, such as the last chunk of a stream; all bytes so far if the server closes before.
+  std::string ReadTo(std::string_view end) {
+    std::size_t at = std::string::npos;
+    while ((at = buffer_.find(end)) == std::string::npos) {
+      if (!Fill()) return Take(buffer_.size());
+    }
+    return Take(at + end.size());
+  }
   RawReply Ask(std::string_view text) {
     Send(text);
     return Read();

@@ -1,0 +1,197 @@
+"""Clients of OpenAI's API, unmodified and in their pinned versions, run the examples of docs/clients.md."""
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT, Server
+from test_openai import CHAT, client_of
+
+DOCUMENT = ROOT / "docs/clients.md"
+CLIENTS = ROOT / "build/deps/clients"  # environments of the clients, kept from run to run
+PACKAGES = {"openai1": ["openai==1.109.1"], "openai3": ["openai==3.54.0"], "langchain": ["langchain-openai==1.7.0"],
+            "litellm": ["litellm==1.109.0"], "lm_eval": ["lm_eval[api]==0.4.13", "transformers==5.24.0"]}
+
+
+def environment(name):
+    """Python of a virtual environment with the pinned packages."""
+    folder, done = CLIENTS / name, CLIENTS / f"{name}.installed"
+    wanted = "\n".join(PACKAGES[name])
+    if not done.exists() or done.read_text() != wanted:
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([folder / "bin/pip", "-q", "--disable-pip-version-check", "install", *PACKAGES[name]], check=True, timeout=900)
+        done.write_text(wanted)
+    return folder / "bin/python"
+
+
+def example(heading, server):
+    """The first code block below a heading of the document, for this server and its model."""
+    text = DOCUMENT.read_text()
+    block = re.search(r"```\w+\n(.*?)```", text[text.index(f"### {heading}\n"):], re.DOTALL).group(1)
+    assert "http://127.0.0.1:8000/v1" in block and "tuned-int8" in block
+    return block.replace("127.0.0.1:8000", server.openai).replace("tuned-int8", "small-int8")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, model_directory):
+    server = Server(tmp_path_factory.mktemp("clients") / "state", "--openai_address", "127.0.0.1:0").start()
+    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+    server.run("models", "convert", "small", "--to", "int8", "--name", "small-int8")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def wanted(server):
+    """The answer that every example must print."""
+    answer = client_of(server).chat.completions.create(model="small-int8", messages=CHAT, temperature=0, max_completion_tokens=32)
+    return answer.choices[0].message.content
+
+
+def printed(command, **options):
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_example_with_curl(server, wanted):
+    answer = json.loads(printed(["bash", "-euc", example("curl", server)]))
+    assert answer["choices"][0]["message"]["content"] == wanted
+
+
+def test_example_with_openai(server, wanted):
+    assert printed([sys.executable, "-c", example("OpenAI for Python", server)]) == wanted + "\n"
+
+
+FLOWS = """
+import openai
+from openai import OpenAI
+client = OpenAI(base_url="http://ADDRESS/v1", api_key="unused", max_retries=0, _strict_response_validation=True)
+request = dict(model="small-int8", messages=[{"role": "user", "content": "Who keeps the light?"}], temperature=0, max_tokens=32)
+assert [model.id for model in client.models.list()] == ["small", "small-int8"]
+assert client.models.retrieve("small").id == "small"
+whole = client.chat.completions.create(**request, logprobs=True, top_logprobs=2)
+assert len(whole.choices[0].logprobs.content) == whole.usage.completion_tokens
+chunks = list(client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))
+assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == whole.choices[0].message.content
+assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
+assert client.completions.create(model="small-int8", prompt=["a", "b"], max_tokens=2, logprobs=1, echo=True).usage.completion_tokens == 4
+try:
+    client.completions.create(model="nowhere", prompt="a")
+    raise SystemExit("no error")
+except openai.NotFoundError as error:
+    assert error.code == "model_not_found"
+print(whole.choices[0].message.content)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["openai1", "openai3"])
+def test_other_versions_of_openai(server, wanted, name):
+    assert printed([environment(name), "-c", FLOWS.replace("ADDRESS", server.openai)]) == wanted + "\n"
+
+
+@pytest.mark.full
+def test_example_with_javascript(server, wanted):
+    folder = CLIENTS / "npm"
+    folder.mkdir(parents=True, exist_ok=True)
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    if not (folder / "node_modules/openai/package.json").exists():
+        subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--prefix", folder, "openai@7.57.0"], check=True, timeout=300)
+    program = folder / "example.mjs"
+    program.write_text(example("OpenAI for JavaScript", server))
+    assert printed(["node", program]) == wanted + "\n"
+
+
+LANGCHAIN = """
+import asyncio
+from langchain_openai import OpenAI
+assert "".join(chunk.content for chunk in model.stream("Who keeps the light?")) == model.invoke("Who keeps the light?").content
+assert [answer.content for answer in model.batch(["a", "b"])] == [model.invoke(text).content for text in ("a", "b")]
+assert asyncio.run(model.ainvoke("a")).content == model.invoke("a").content
+text = OpenAI(base_url=str(model.openai_api_base), api_key="unused", model="small-int8", temperature=0, max_tokens=5)
+assert "".join(text.stream("a")) == text.invoke("a") and text.batch(["a", "b"])[0] == text.invoke("a")
+"""
+
+
+@pytest.mark.full
+def test_example_with_langchain(server, wanted):
+    assert printed([environment("langchain"), "-c", example("LangChain", server) + LANGCHAIN]) == wanted + "\n"
+
+
+LITELLM = """
+request = dict(api_base="http://ADDRESS/v1", api_key="unused", temperature=0, max_tokens=32,
+               messages=[{"role": "user", "content": "Who keeps the light?"}])
+for prefix in ("openai/", "hosted_vllm/"):
+    stream = litellm.completion(model=prefix + "small-int8", stream=True, **request)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == answer.choices[0].message.content
+text = litellm.text_completion(model="text-completion-openai/small-int8", prompt="a", api_base="http://ADDRESS/v1", api_key="unused",
+                               max_tokens=5, temperature=0)
+assert len(text.choices[0].text) == 5
+"""
+
+
+@pytest.mark.full
+def test_example_with_litellm(server, wanted):
+    program = example("LiteLLM", server) + LITELLM.replace("ADDRESS", server.openai)
+    environment_variables = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # no attempt to reach the network
+    assert printed([environment("litellm"), "-c", program], env=environment_variables) == wanted + "\n"
+
+
+def wordnet_rows(count, seed=7):
+    """Multiple choice: a definition of WordNet, and its word among three others."""
+    glosses = []
+    for line in open("/usr/share/wordnet/data.noun", encoding="latin-1"):
+        if not line.startswith("  "):
+            word, _, gloss = line.split()[4], *line.strip().partition(" | ")[1:]
+            glosses.append((word.replace("_", " "), gloss.split(";")[0].strip('" ')))
+    chosen = random.Random(seed).sample(glosses, count * 4)
+    rows = []
+    for i in range(count):
+        four = chosen[4 * i:4 * i + 4]
+        rows.append({"question": f"{four[i % 4][1]}: ", "choices": [word for word, _ in four], "answer": i % 4})
+    return rows
+
+
+TASK = """
+task: wordnet_local
+dataset_path: json
+dataset_kwargs:
+  data_files: {{test: {rows}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_target: answer
+doc_to_choice: "{{{{choices}}}}"
+target_delimiter: ""
+metric_list:
+  - metric: acc
+"""
+
+
+@pytest.mark.full
+def test_lm_eval_gives_the_accuracy_of_scores(server, tmp_path, model_directory):
+    rows = wordnet_rows(200)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "task.yaml").write_text(TASK.format(rows=tmp_path / "rows.jsonl"))
+    command = example("lm-evaluation-harness", server).replace("DIRECTORY", str(model_directory)).replace("TASK", "wordnet_local")
+    command = f"{environment('lm_eval').parent}/{command.strip()} --include_path {tmp_path} --output_path {tmp_path}/out"
+    variables = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache"), "OPENAI_API_KEY": "unused"}
+    printed(["bash", "-euc", command], cwd=tmp_path, env=variables)
+    results = json.loads(next((tmp_path / "out").rglob("results_*.json")).read_text())
+
+    def score(row, choice):
+        context = len(server.json("tokenize", "small-int8", "--text", row["question"])["token_ids"])
+        return sum(server.json("score", "small-int8", "--text", row["question"] + choice)["logprobs"][context:])
+    right = 0
+    for row in rows:
+        scores = [score(row, choice) for choice in row["choices"]]
+        right += scores.index(max(scores)) == row["answer"]
+    assert results["results"]["wordnet_local"]["acc,none"] == right / len(rows)
