@@ -65,49 +65,6 @@ TEST_F(DatasetServiceTest, RowsAreCountedAndTheFormatIsFound) {
   EXPECT_EQ(read.etag(), dataset.etag());
 }
 
-TEST_F(DatasetServiceTest, FileNameIsKept) {
-  v1::UploadDatasetHeader header;
-  header.set_name("named");
-  header.set_file_name("rows of \xC3\xA4 caf\xC3\xA9.jsonl");
-  v1::Dataset dataset;
-  ASSERT_TRUE(AppTest::Upload(header, kTinyTexts, &dataset).ok());
-  v1::GetDatasetRequest get;
-  get.set_name("named");
-  ASSERT_TRUE(Call(datasets_, &v1::DatasetService::Stub::GetDataset, get, &dataset).ok());
-  EXPECT_EQ(dataset.file_name(), header.file_name());
-  for (const std::string& bad : {std::string(256, 'a'), std::string("a\nb"), std::string("a\0b", 3)}) {
-    header.set_name("bad");
-    header.set_file_name(bad);
-    EXPECT_EQ(FieldOf(AppTest::Upload(header, kTinyTexts, &dataset)), "header.file_name");
-  }
-}
-
-TEST_F(DatasetServiceTest, DownloadHasTheBytesOfTheUpload) {
-  std::string rows;
-  for (int i = 0; i < 20'000; ++i) rows += "{\"text\": \"row " + std::to_string(i) + "\"}\n";
-  v1::Dataset dataset;
-  ASSERT_TRUE(Upload("rows", rows, v1::DATASET_FORMAT_TEXT, &dataset).ok());
-  ASSERT_TRUE(Upload("plain", "one \"text\"", v1::DATASET_FORMAT_TEXT, &dataset).ok());
-  const auto download = [&](const std::string& name, std::string* bytes) {
-    grpc::ClientContext context;
-    v1::DownloadDatasetRequest request;
-    request.set_name(name);
-    const auto reader = datasets_->DownloadDataset(&context, request);
-    for (v1::DownloadDatasetResponse piece; reader->Read(&piece);) {
-      EXPECT_LE(piece.chunk().size(), 256u << 10);
-      *bytes += piece.chunk();
-    }
-    return reader->Finish();
-  };
-  std::string bytes, plain, none;
-  EXPECT_TRUE(download("rows", &bytes).ok());
-  EXPECT_TRUE(bytes == rows);
-  EXPECT_TRUE(download("plain", &plain).ok());
-  EXPECT_EQ(plain, "{\"text\":\"one \\\"text\\\"\"}\n");
-  EXPECT_EQ(ReasonOf(download("absent", &none)), "DATASET");
-  EXPECT_EQ(none, "");
-}
-
 TEST_F(DatasetServiceTest, ABadLineIsNamedAndNothingIsKept) {
   v1::Dataset dataset;
   const auto status = Upload("bad", "{\"text\": \"a\"}\n{\"text\": 5}\n", v1::DATASET_FORMAT_TEXT, &dataset);
