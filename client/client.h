@@ -73,6 +73,9 @@ class Client {
   // resumes an upload that another client began.
   absl::StatusOr<v1::Dataset> UploadDataset(const std::string& path, v1::UploadDatasetHeader header,
                                             const OnProgress& progress);
+  // Writes a dataset's rows to the file, which appears complete or not at all. Returns its size.
+  absl::StatusOr<std::int64_t> DownloadDataset(const std::string& name, const std::string& path,
+                                               const OnProgress& progress);
   // Streams the files of a model (client/files_to_send.h), as UploadDataset does. ImportModelRequest takes the
   // upload_id of the response.
   absl::StatusOr<v1::UploadModelResponse> UploadModel(v1::UploadModelHeader header,

@@ -111,6 +111,39 @@ class Receiver {
 
 }  // namespace
 
+absl::StatusOr<std::int64_t> Client::DownloadDataset(const std::string& name, const std::string& path,
+                                                     const OnProgress& progress) {
+  base::FileSystem& files = base::RealFileSystem();
+  const std::string partial = base::StrCat(path, ".partial");
+  std::int64_t done = 0;
+  const absl::Status status = Retry([&]() -> absl::Status {
+    grpc::ClientContext context;
+    SetDeadline(context, options_.long_deadline);
+    v1::DownloadDatasetRequest request;
+    request.set_name(name);
+    NIBBLE_ASSIGN_OR_RETURN(const auto file, files.Create(partial));
+    auto reader = stubs_->datasets->DownloadDataset(&context, request);
+    v1::DownloadDatasetResponse message;
+    absl::Status ours = absl::OkStatus();
+    done = 0;
+    while (ours.ok() && reader->Read(&message)) {
+      ours = file->Append(message.chunk());
+      done += static_cast<std::int64_t>(message.chunk().size());
+      if (progress) progress("download", done, 0);
+    }
+    if (!ours.ok()) context.TryCancel();
+    const absl::Status theirs = FromGrpc(reader->Finish());
+    if (!ours.ok()) return ours;
+    NIBBLE_RETURN_IF_ERROR(theirs);
+    NIBBLE_RETURN_IF_ERROR(file->Sync());
+    NIBBLE_RETURN_IF_ERROR(file->Close());
+    return files.Rename(partial, path);
+  });
+  if (status.ok()) return done;
+  files.RemoveAll(partial).IgnoreError();
+  return status;
+}
+
 absl::StatusOr<std::vector<v1::FileEntry>> Client::DownloadArtifact(const std::string& artifact_id,
                                                                     const std::string& directory,
                                                                     const OnProgress& progress) {

@@ -78,6 +78,7 @@ absl::StatusOr<std::unique_ptr<OpenAiServer>> OpenAiServer::Start(const AppOptio
                                                                   telemetry::Metrics& metrics) {
   openai::GatewayOptions gateway;
   gateway.max_answer_bytes = static_cast<std::size_t>(options.max_send_bytes);
+  gateway.max_file_bytes = static_cast<std::size_t>(options.max_dataset_bytes);
   gateway.cors_origins = options.openai.cors_origins;
   const auto address = http::ParseHostPort(kFlag, options.openai.address);
   gateway.local_host_only = !authority.wants_tokens() && address.ok() && http::IsLoopback(address->host);

@@ -115,6 +115,18 @@ absl::Status List(Session& session) {
   return absl::OkStatus();
 }
 
+absl::Status Download(Session& session, const std::string& name, const std::string& out) {
+  Progress progress(session.terminal);
+  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t bytes, session.client().DownloadDataset(name, out, progress.Show()));
+  progress.End();
+  if (session.json) {
+    session.Print({{"name", name}, {"out", out}, {"bytes", bytes}});
+  } else {
+    session.out() << out << ": " << base::HumanBytes(bytes) << '\n';
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Delete(Session& session, const std::string& name) {
   return DeleteNamed(session, &DatasetService::Stub::DeleteDataset, "name", name);
 }
@@ -122,7 +134,7 @@ absl::Status Delete(Session& session, const std::string& name) {
 }  // namespace
 
 void AddDatasetCommands(CLI::App& app, Session& session) {
-  CLI::App& datasets = *app.add_subcommand("datasets", "Upload, preview, list and delete training data");
+  CLI::App& datasets = *app.add_subcommand("datasets", "Upload, preview, download, list and delete training data");
   datasets.require_subcommand(1);
   {
     CLI::App* sub = datasets.add_subcommand("upload", "Upload a local file of rows");
@@ -155,6 +167,16 @@ void AddDatasetCommands(CLI::App& app, Session& session) {
     sub->add_option("-n", o->rows, "Number of rows")->capture_default_str();
     sub->callback(
         [&session, o] { session.command = [&session, o] { return Preview(session, o->name, o->model, o->rows); }; });
+  }
+  {
+    CLI::App* sub = datasets.add_subcommand("download", "Write the rows of a dataset to a local file");
+    struct Options {
+      std::string name, out;
+    };
+    auto o = std::make_shared<Options>();
+    sub->add_option("NAME", o->name, "Dataset")->required();
+    sub->add_option("--out", o->out, "File to write; an existing file is replaced")->required();
+    sub->callback([&session, o] { session.command = [&session, o] { return Download(session, o->name, o->out); }; });
   }
   AddCommand(datasets, session, "list", "List all datasets", &List);
   AddCommandOn(datasets, session, "delete", "Delete a dataset", "NAME", "Dataset", &Delete);

@@ -36,6 +36,7 @@ Json DatasetJson(const v1::Dataset& dataset) {
   json["create_time"] = TimeJson(dataset.has_create_time(), dataset.create_time());
   json["etag"] = dataset.etag();
   json["warnings"] = WarningsJson(dataset.warnings());
+  if (!dataset.file_name().empty()) json["file_name"] = dataset.file_name();
   if (dataset.damaged()) json["damaged"] = true;
   return json;
 }

@@ -15,7 +15,8 @@ constexpr MethodRule kRules[] = {
     {"nibble.v1.DatasetService/GetDataset", kByRole, Role::kViewer},
     {"nibble.v1.DatasetService/ListDatasets", kByRole, Role::kViewer},
     {"nibble.v1.DatasetService/DeleteDataset", kByRole, Role::kTrain},
-    {"nibble.v1.DatasetService/PreviewDataset", kByRole, Role::kTrain},  // shows the rows themselves
+    {"nibble.v1.DatasetService/PreviewDataset", kByRole, Role::kTrain},   // shows the rows themselves
+    {"nibble.v1.DatasetService/DownloadDataset", kByRole, Role::kTrain},  // likewise
 
     {"nibble.v1.FineTuneService/PlanJob", kByRole, Role::kTrain},
     {"nibble.v1.FineTuneService/CreateJob", kByRole, Role::kTrain},

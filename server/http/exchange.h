@@ -1,5 +1,6 @@
 // A request over HTTP and its answer, for the listener of other protocols (exchange_server.h).
 #pragma once
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <memory>
@@ -29,6 +30,8 @@ struct RequestHead {
   std::vector<std::string> certificate_names;  // of the client's verified certificate: "dns:example.org"
   std::string request_id;                      // set by the handler's Admit()
   Fields answer_fields;                        // likewise; added to every answer to this request
+  // Likewise: the handler takes the body in pieces, at most this many bytes. nullopt: as one string.
+  std::optional<std::size_t> streamed_body_bytes;
 
   // The value of a field that the request has once; "" if it has none or several.
   std::string Field(std::string_view name) const {
@@ -37,15 +40,23 @@ struct RequestHead {
   }
 };
 
-// One request whose body has been read. Give it either a whole answer, or a stream: Stream(), Write() any number of
-// times, then End(). Thread-safe; the functions never block. After the client has gone they have no effect.
+// One request whose body has been read, or will be streamed. Give it either a whole answer, or a stream: Stream(),
+// Write() any number of times, then End(). Thread-safe; the functions never block. After the client has gone they have
+// no effect.
 class Exchange {
  public:
   virtual ~Exchange() = default;
 
   virtual const RequestHead& head() const = 0;
-  // May be called once.
+  // May be called once. "" if the body is streamed.
   virtual std::string TakeBody() = 0;
+  // The next piece of a streamed body, which may be empty; `last`: the body ends with it. Called on the server's
+  // thread.
+  using OnPiece = std::function<void(std::string bytes, bool last)>;
+  // Asks for the next piece. The client's bytes are not read before that. Call it again only after on_piece, and not
+  // after the last piece. If the client goes, or its body is malformed, too large or too slow, on_gone of Watch() is
+  // called instead. An answer before the last piece closes the connection.
+  virtual void ReadBody(OnPiece on_piece) = 0;
 
   virtual void Answer(Reply reply) = 0;
 
@@ -56,8 +67,9 @@ class Exchange {
   // number of bytes.
   virtual bool Write(std::string_view bytes) = 0;
   virtual void End() = 0;
-  // Ends a stream with an error: `reply` if nothing has been sent yet, otherwise `tail` as the last bytes.
-  virtual void Fail(Reply reply, std::string_view tail) = 0;
+  // Ends a stream with an error: `reply` if nothing has been sent yet, otherwise `tail` as the last bytes. nullopt:
+  // cuts the connection, so that the client notices that the answer is not whole.
+  virtual void Fail(Reply reply, std::optional<std::string_view> tail) = 0;
 
   // Callbacks on the server's thread. `on_space`: the client has taken the bytes that waited. `on_gone`: the client has
   // closed the connection or reads too slowly; called at most once, at once if it is gone already. Both are released
@@ -69,7 +81,7 @@ class Exchange {
 class ExchangeHandler {
  public:
   virtual ~ExchangeHandler() = default;
-  // Called before the body is read. A reply refuses the request and closes the connection.
+  // Called before the body is read, even if it is too large. A reply refuses the request and closes the connection.
   virtual std::optional<Reply> Admit(RequestHead& head) = 0;
   virtual void Handle(const std::shared_ptr<Exchange>& exchange) = 0;
   // The server itself refuses a request: malformed, too large, too slow. `head` may be incomplete.

@@ -33,6 +33,7 @@ struct ExchangeServer::State {
         table(
             options.limits.max_connections, [this] { spare.Refill(); }, ConnectionTable::WhenFull::kCloseIdle),
         bodies(options.limits.max_bodies_bytes),
+        streamed_bodies(options.limits.max_streamed_bodies),
         listener(*io, table, spare, [this](boost::asio::ip::tcp::socket socket) { Serve(std::move(socket)); }) {}
 
   void Serve(boost::asio::ip::tcp::socket socket);
@@ -43,6 +44,7 @@ struct ExchangeServer::State {
   SpareFiles spare;
   ConnectionTable table;
   BodyBudget bodies;
+  BodyBudget streamed_bodies;
   std::shared_ptr<const TlsMaterial> material;         // of `context`
   std::shared_ptr<boost::asio::ssl::context> context;  // for new connections
   // Shared with the answers that handlers still hold when the server has ended.
@@ -64,7 +66,7 @@ void ExchangeServer::State::Serve(boost::asio::ip::tcp::socket socket) {
     }
     if (context == nullptr) return;  // never plain HTTP on a TLS listener
   }
-  ServeExchanges(std::move(socket), context, {options.limits, handler, table, bodies, io});
+  ServeExchanges(std::move(socket), context, {options.limits, handler, table, bodies, streamed_bodies, io});
 }
 
 void ExchangeServer::State::Run() {

@@ -24,10 +24,11 @@ struct ExchangeLimits {
   std::size_t max_header_fields = 64;
   std::size_t max_body_bytes = 4 << 20;          // of one request
   std::size_t max_bodies_bytes = 64 << 20;       // of all bodies that are being read or wait for their handler
+  std::size_t max_streamed_bodies = 32;          // requests at a time whose bodies are streamed
   std::size_t max_waiting_bytes = 32 << 10;      // of a stream; Exchange::Write then returns false
   absl::Duration handshake = absl::Seconds(10);  // of TLS
   absl::Duration header = absl::Seconds(10);     // for a whole header, from its first byte
-  absl::Duration body = absl::Seconds(60);       // for a whole body
+  absl::Duration body = absl::Seconds(60);       // for a whole body, or for 64 KiB of a streamed one
   absl::Duration idle = absl::Seconds(75);       // from an answer to the next request
   absl::Duration write = absl::Seconds(30);      // for the client to take the bytes of one write
   absl::Duration silence = absl::Seconds(15);    // of a stream, until the comment is sent

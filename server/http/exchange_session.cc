@@ -9,6 +9,7 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http/buffer_body.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/read.hpp>
 #include <boost/beast/http/status.hpp>
@@ -41,9 +42,11 @@ using base::StrCat;
 using Error = boost::system::error_code;
 using TlsStream = beast::ssl_stream<tcp::socket>;
 using Parser = beast::http::request_parser<beast::http::string_body>;
+using PieceParser = beast::http::request_parser<beast::http::buffer_body>;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr std::size_t kReadBytes = 2 << 10;
+constexpr std::size_t kPieceBytes = 64 << 10;  // of a streamed body, at most
 // The kernel would otherwise take up to 4 MiB for a client that does not read, which hides it from the engine.
 constexpr int kSendBufferBytes = 256 << 10;
 constexpr std::size_t kLingerReadBytes = 16 << 10;
@@ -120,7 +123,8 @@ class Session final : public Connection, public std::enable_shared_from_this<Ses
         wake_(transport_.get_executor()),
         read_done_(transport_.get_executor()),
         buffer_(context.limits.max_header_bytes + kReadBytes),
-        reserved_(context.bodies) {
+        reserved_(context.bodies),
+        streaming_(context.streamed_bodies) {
     Error ignored;  // a peer that has already gone has no address; the first read ends its session
     socket().set_option(tcp::no_delay(true), ignored);
     socket().set_option(asio::socket_base::send_buffer_size(kSendBufferBytes), ignored);
@@ -149,6 +153,9 @@ class Session final : public Connection, public std::enable_shared_from_this<Ses
   asio::awaitable<bool> AwaitFirstByte();
   asio::awaitable<bool> ReadRequest();
   asio::awaitable<bool> ReadBody();
+  asio::awaitable<bool> BeginStreamedBody();
+  asio::awaitable<bool> ReadPiece();  // and gives it to the handler
+  asio::awaitable<bool> SendContinue();
   asio::awaitable<bool> Respond();
   // Sends out_, which one of Put...() has set. Coroutines here get no arguments but `self`, because
   // gcc 12 destroys temporaries in some expressions with co_await twice.
@@ -158,12 +165,15 @@ class Session final : public Connection, public std::enable_shared_from_this<Ses
   void PutWhole(Reply reply, bool keep_alive);
   void PutPiece(PendingAnswer::Step step);
   void PutRefusal(unsigned status, std::string_view why) {
-    PutWhole(context_.handler.Refusal(head_, status, why), /*keep_alive=*/false);
+    const RequestHead& head = answer_ == nullptr ? head_ : answer_->head();
+    PutWhole(context_.handler.Refusal(head, status, why), /*keep_alive=*/false);
   }
+  void PutTooLarge(std::size_t limit) { PutRefusal(413, StrCat("the body has more than ", limit, " bytes")); }
 
   asio::awaitable<void> Linger();
   RequestHead ReadHead();
-  bool is_http11() const { return parser_->get().version() >= 11; }
+  // Whether the connection serves another request after this one. Not before the body has been read.
+  bool keep_alive() const { return may_keep_alive_ && (!pieces_.has_value() || pieces_->is_done()); }
 
   const SessionContext context_;
   const std::shared_ptr<asio::ssl::context> tls_;  // outlives the transport
@@ -175,8 +185,15 @@ class Session final : public Connection, public std::enable_shared_from_this<Ses
   bool reading_ = false;          // in the background
   bool used_ = false;             // a request was answered
   beast::flat_buffer buffer_;
-  std::optional<Parser> parser_;  // of the current request
-  Reserved reserved_;             // for the body of the current request
+  // Of the current request.
+  std::optional<Parser> parser_;
+  std::optional<PieceParser> pieces_;  // instead of parser_ if the body is streamed
+  bool http11_ = true;
+  bool may_keep_alive_ = false;
+  bool without_body_ = false;     // the answer is to HEAD
+  bool awaits_continue_ = false;  // the client sends the body after "100 Continue"
+  Reserved reserved_;             // for its body
+  Reserved streaming_;            // 1 if the body is streamed
   RequestHead head_;
   Fields answer_fields_;  // of the current request
   std::string out_;       // one buffer: of an array of two, Beast 1.81's TLS stream sends only the first if it is small
@@ -276,18 +293,21 @@ template <typename Transport>
 asio::awaitable<bool> Session<Transport>::ReadRequest() {
   const ExchangeLimits& limits = context_.limits;
   parser_.emplace();
+  pieces_.reset();
   parser_->header_limit(static_cast<std::uint32_t>(limits.max_header_bytes));
-  parser_->body_limit(limits.max_body_bytes);
+  parser_->body_limit(boost::none);  // depends on the request: ReadBody()
   head_ = {};
   answer_fields_ = {};
   SetDeadline(limits.header);
   const auto [error, read] = co_await beast::http::async_read_header(transport_, buffer_, *parser_, kAwait);
   if (closed()) co_return false;
+  http11_ = parser_->get().version() >= 11;
+  may_keep_alive_ = http11_ && parser_->get().keep_alive();
+  without_body_ = parser_->get().method() == beast::http::verb::head;
+  awaits_continue_ = beast::iequals(parser_->get()[beast::http::field::expect], "100-continue");
   if (error) {
     if (error == beast::http::error::header_limit || error == beast::http::error::buffer_overflow) {
       PutRefusal(431, StrCat("the header has more than ", limits.max_header_bytes, " bytes"));
-    } else if (error == beast::http::error::body_limit) {
-      PutRefusal(413, StrCat("the body has more than ", limits.max_body_bytes, " bytes"));
     } else if (error == beast::http::error::end_of_stream || !IsHttpError(error)) {
       co_return false;  // the client has gone
     } else {
@@ -313,24 +333,28 @@ asio::awaitable<bool> Session<Transport>::ReadRequest() {
 template <typename Transport>
 asio::awaitable<bool> Session<Transport>::ReadBody() {
   const ExchangeLimits& limits = context_.limits;
-  if (parser_->is_done()) co_return true;
   const auto length = parser_->content_length();
+  const std::size_t limit = head_.streamed_body_bytes.value_or(limits.max_body_bytes);
+  if (length && *length > limit) {
+    PutTooLarge(limit);
+    co_return co_await SendLast();
+  }
+  parser_->body_limit(limit);
+  if (head_.streamed_body_bytes.has_value()) co_return co_await BeginStreamedBody();
+  if (parser_->is_done()) co_return true;
   // A chunked body may have any length up to the limit.
   if (!reserved_.Take(length ? static_cast<std::size_t>(*length) : limits.max_body_bytes)) {
     PutRefusal(503, "too many request bodies are in memory; try again");
     co_return co_await SendLast();
   }
-  if (beast::iequals(parser_->get()[beast::http::field::expect], "100-continue")) {
-    out_ = "HTTP/1.1 100 Continue\r\n\r\n";
-    const bool sent = co_await Send();
-    if (!sent) co_return false;
-  }
+  const bool sent = co_await SendContinue();
+  if (!sent) co_return false;
   SetDeadline(limits.body);
   const auto [error, read] = co_await beast::http::async_read(transport_, buffer_, *parser_, kAwait);
   if (closed()) co_return false;
   if (!error) co_return true;
   if (error == beast::http::error::body_limit) {
-    PutRefusal(413, StrCat("the body has more than ", limits.max_body_bytes, " bytes"));
+    PutTooLarge(limit);
   } else if (IsHttpError(error)) {
     PutRefusal(400, StrCat("malformed HTTP body: ", error.message()));
   } else {
@@ -340,19 +364,67 @@ asio::awaitable<bool> Session<Transport>::ReadBody() {
 }
 
 template <typename Transport>
+asio::awaitable<bool> Session<Transport>::BeginStreamedBody() {
+  if (!streaming_.Take(1)) {
+    PutRefusal(503, "too many uploads are in progress; try again");
+    co_return co_await SendLast();
+  }
+  pieces_.emplace(*std::move(parser_));
+  co_return true;
+}
+
+template <typename Transport>
+asio::awaitable<bool> Session<Transport>::SendContinue() {
+  if (!std::exchange(awaits_continue_, false)) co_return true;
+  out_ = "HTTP/1.1 100 Continue\r\n\r\n";
+  co_return co_await Send();
+}
+
+template <typename Transport>
+asio::awaitable<bool> Session<Transport>::ReadPiece() {
+  const bool sent = co_await SendContinue();
+  if (!sent) co_return false;
+  std::string piece;
+  if (!pieces_->is_done()) {
+    piece.resize(kPieceBytes);
+    auto& body = pieces_->get().body();
+    body.data = piece.data();
+    body.size = piece.size();
+    SetDeadline(context_.limits.body);
+    const auto [error, read] = co_await beast::http::async_read(transport_, buffer_, *pieces_, kAwait);
+    if (closed()) co_return false;
+    deadline_.expires_at(asio::steady_timer::time_point::max());
+    if (error && error != beast::http::error::need_buffer) {
+      answer_->Gone();
+      if (error == beast::http::error::body_limit) {
+        PutTooLarge(*answer_->head().streamed_body_bytes);
+      } else if (IsHttpError(error)) {
+        PutRefusal(400, StrCat("malformed HTTP body: ", error.message()));
+      } else {
+        co_return false;
+      }
+      co_return co_await SendLast();
+    }
+    piece.resize(piece.size() - body.size);
+  }
+  if (pieces_->is_done() && buffer_.size() == 0) ReadInBackground();
+  answer_->Piece(std::move(piece), pieces_->is_done());
+  co_return true;
+}
+
+template <typename Transport>
 asio::awaitable<bool> Session<Transport>::Respond() {
-  const bool keep_alive = parser_->get().keep_alive() && is_http11();
   deadline_.expires_at(asio::steady_timer::time_point::max());
   place_.AwaitAnswer();
-  answer_ = std::make_shared<PendingAnswer>(std::move(head_), std::move(parser_->get().body()),
-                                            context_.limits.max_waiting_bytes,
-                                            [weak = this->weak_from_this(), io = context_.io] {
-                                              asio::post(*io, [weak] {
-                                                if (const auto self = weak.lock()) self->wake_.cancel();
-                                              });
-                                            });
+  answer_ = std::make_shared<PendingAnswer>(
+      std::move(head_), pieces_.has_value() ? std::string() : std::move(parser_->get().body()),
+      context_.limits.max_waiting_bytes, [weak = this->weak_from_this(), io = context_.io] {
+        asio::post(*io, [weak] {
+          if (const auto self = weak.lock()) self->wake_.cancel();
+        });
+      });
   const std::shared_ptr<PendingAnswer> answer = answer_;
-  if (buffer_.size() == 0) ReadInBackground();
+  if (buffer_.size() == 0 && !pieces_.has_value()) ReadInBackground();
   context_.handler.Handle(answer);
   bool open = true, ended = false;
   while (open && !ended && !closed()) {
@@ -363,9 +435,17 @@ asio::awaitable<bool> Session<Transport>::Respond() {
       if (!cancelled) answer->Silence();
       continue;
     }
+    if (step.kind == PendingAnswer::Step::Kind::kRead) {
+      open = co_await ReadPiece();
+      continue;
+    }
     ended = step.last;
+    if (step.kind == PendingAnswer::Step::Kind::kCut) {
+      Close();
+      break;
+    }
     if (step.kind == PendingAnswer::Step::Kind::kWhole) {
-      PutWhole(std::move(step.reply), keep_alive);
+      PutWhole(std::move(step.reply), keep_alive());
     } else {
       PutPiece(std::move(step));
     }
@@ -377,7 +457,8 @@ asio::awaitable<bool> Session<Transport>::Respond() {
   answer->Detach();
   answer_ = nullptr;
   reserved_.Release();
-  co_return open && keep_alive && !closed();
+  streaming_.Release();
+  co_return open&& keep_alive() && !closed();
 }
 
 template <typename Transport>
@@ -386,7 +467,7 @@ void Session<Transport>::PutWhole(Reply reply, bool keep_alive) {
   if (reply.status != 204) reply.fields.emplace_back("Content-Length", std::to_string(reply.body.size()));
   reply.fields.emplace_back("Connection", keep_alive ? "keep-alive" : "close");
   out_ = HeadText(reply.status, reply.fields);
-  if (parser_->get().method() != beast::http::verb::head) out_ += reply.body;
+  if (!without_body_) out_ += reply.body;
 }
 
 template <typename Transport>
@@ -395,12 +476,12 @@ void Session<Transport>::PutPiece(PendingAnswer::Step step) {
   if (step.kind == PendingAnswer::Step::Kind::kBegin) {
     Fields fields = std::move(step.reply.fields);
     fields.insert(fields.end(), answer_fields_.begin(), answer_fields_.end());
-    if (is_http11()) fields.emplace_back("Transfer-Encoding", "chunked");
-    fields.emplace_back("Connection", parser_->get().keep_alive() && is_http11() ? "keep-alive" : "close");
+    if (http11_) fields.emplace_back("Transfer-Encoding", "chunked");
+    fields.emplace_back("Connection", keep_alive() ? "keep-alive" : "close");
     out_ = HeadText(200, fields);
   }
   const std::string& bytes = step.reply.body;
-  if (!is_http11()) {
+  if (!http11_) {
     out_ += bytes;
     return;
   }
@@ -437,10 +518,12 @@ asio::awaitable<void> Session<Transport>::Linger() {
     read_done_.expires_at(asio::steady_timer::time_point::max());
     co_await read_done_.async_wait(kAwait);
   }
+  // The buffer holds one header, whose limit may be smaller.
+  const std::size_t size = std::min(kLingerReadBytes, buffer_.max_size());
   std::size_t lingered = 0;
   while (!error && !closed() && lingered < context_.limits.linger_bytes) {
     buffer_.consume(buffer_.size());
-    const auto [failed, bytes] = co_await socket().async_read_some(buffer_.prepare(kLingerReadBytes), kAwait);
+    const auto [failed, bytes] = co_await socket().async_read_some(buffer_.prepare(size), kAwait);
     error = failed;
     lingered += bytes;
   }

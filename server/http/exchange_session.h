@@ -11,7 +11,7 @@
 
 namespace nibble::http {
 
-// Bytes of request bodies that may be in memory at once. One thread.
+// Bytes of request bodies that may be in memory at once, or the number of streamed bodies. One thread.
 class BodyBudget {
  public:
   explicit BodyBudget(std::size_t max) : free_(max) {}
@@ -32,6 +32,7 @@ struct SessionContext {
   ExchangeHandler& handler;
   ConnectionTable& table;
   BodyBudget& bodies;
+  BodyBudget& streamed_bodies;
   std::shared_ptr<boost::asio::io_context> io;
 };
 

@@ -13,6 +13,25 @@ void PendingAnswer::Changed() {
   if (wake) wake();
 }
 
+void PendingAnswer::ReadBody(OnPiece on_piece) {
+  {
+    base::MutexLock lock(mutex_);
+    if (gone_ || ended_) return;
+    on_piece_ = std::move(on_piece);
+  }
+  Changed();
+}
+
+void PendingAnswer::Piece(std::string bytes, bool last) {
+  OnPiece on_piece;
+  {
+    base::MutexLock lock(mutex_);
+    reading_ = false;
+    on_piece.swap(on_piece_);
+  }
+  if (on_piece) on_piece(std::move(bytes), last);
+}
+
 void PendingAnswer::Answer(Reply reply) {
   {
     base::MutexLock lock(mutex_);
@@ -56,13 +75,15 @@ void PendingAnswer::End() {
   Changed();
 }
 
-void PendingAnswer::Fail(Reply reply, std::string_view tail) {
+void PendingAnswer::Fail(Reply reply, std::optional<std::string_view> tail) {
   {
     base::MutexLock lock(mutex_);
     if (ended_) return;
     ended_ = true;
-    if (begun_) {
-      reply_.body += tail;
+    if (begun_ && tail.has_value()) {
+      reply_.body += *tail;
+    } else if (begun_) {
+      cut_ = true;
     } else {
       streaming_ = false;
       whole_ = true;
@@ -88,6 +109,8 @@ PendingAnswer::Step PendingAnswer::Next() {
   base::MutexLock lock(mutex_);
   using Kind = Step::Kind;
   if (whole_) return {Kind::kWhole, std::move(reply_), /*last=*/true};
+  if (cut_) return {Kind::kCut, {}, /*last=*/true};
+  if (on_piece_ != nullptr && !std::exchange(reading_, true)) return {Kind::kRead, {}, /*last=*/false};
   if (!streaming_ || (reply_.body.empty() && !ended_)) return {};
   Step step;
   step.kind = std::exchange(begun_, true) ? Kind::kPiece : Kind::kBegin;
@@ -123,13 +146,15 @@ void PendingAnswer::Gone() {
 }
 
 void PendingAnswer::Detach() {
-  std::function<void()> wake, on_space,
-      on_gone;  // destroyed without the lock: they may own this object's last reference
+  // Destroyed without the lock: they may own this object's last reference.
+  std::function<void()> wake, on_space, on_gone;
+  OnPiece on_piece;
   base::MutexLock lock(mutex_);
   ended_ = gone_ = true;
   wake.swap(wake_);
   on_space.swap(on_space_);
   on_gone.swap(on_gone_);
+  on_piece.swap(on_piece_);
 }
 
 }  // namespace nibble::http

@@ -565,6 +565,11 @@ absl::StatusOr<JobController::EventPage> JobController::Events(const std::string
   return page;
 }
 
+absl::StatusOr<std::vector<Event>> JobController::EventsBefore(const std::string& id, std::int64_t before,
+                                                               std::int64_t limit) {
+  return database_.EventsBefore(id, before, std::clamp<std::int64_t>(limit, 1, kMaxListed));
+}
+
 absl::StatusOr<JobController::EventPage> JobController::WaitForEvents(const std::string& id, std::int64_t after,
                                                                       std::int64_t limit, absl::Duration timeout) {
   absl::StatusOr<EventPage> page;

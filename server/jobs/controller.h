@@ -111,6 +111,8 @@ class JobController {
     bool ended = false;
   };
   absl::StatusOr<EventPage> Events(const std::string& id, std::int64_t after, std::int64_t limit);
+  // Events with a sequence below `before`, newest first.
+  absl::StatusOr<std::vector<Event>> EventsBefore(const std::string& id, std::int64_t before, std::int64_t limit);
   // Like Events, but waits up to `timeout` until there are events.
   absl::StatusOr<EventPage> WaitForEvents(const std::string& id, std::int64_t after, std::int64_t limit,
                                           absl::Duration timeout);

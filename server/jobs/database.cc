@@ -321,17 +321,12 @@ class SqliteDatabase : public Database {
   }
 
   absl::StatusOr<std::vector<Event>> Events(const std::string& id, std::int64_t after, std::int64_t limit) override {
-    std::vector<EventRow> rows;
-    NIBBLE_RETURN_IF_ERROR(Read([&]() -> absl::Status {
-      rows = EventRows(session_, id, after, limit);
-      // Checked under the same lock: a job that was deleted meanwhile is NotFound, not a job without events.
-      return Exists(id);
-    }));
-    std::vector<Event> events;
-    for (const EventRow& row : rows) {
-      NIBBLE_ASSIGN_OR_RETURN(events.emplace_back(), ToEvent(row));
-    }
-    return events;
+    return ReadEvents(id, [&] { return EventRows(session_, id, after, limit); });
+  }
+
+  absl::StatusOr<std::vector<Event>> EventsBefore(const std::string& id, std::int64_t before,
+                                                  std::int64_t limit) override {
+    return ReadEvents(id, [&] { return EventRowsBefore(session_, id, before, limit); });
   }
 
   absl::StatusOr<LogEnd> EndOfLog(const std::string& id) override {
@@ -419,6 +414,22 @@ class SqliteDatabase : public Database {
     if (!id.has_value()) return std::optional<StoredJob>();
     NIBBLE_ASSIGN_OR_RETURN(StoredJob job, Find(*id));
     return std::optional<StoredJob>(std::move(job));
+  }
+
+  // `select` runs under the lock and returns the rows.
+  template <typename Select>
+  absl::StatusOr<std::vector<Event>> ReadEvents(const std::string& id, Select select) {
+    std::vector<EventRow> rows;
+    NIBBLE_RETURN_IF_ERROR(Read([&]() -> absl::Status {
+      rows = select();
+      // Checked under the same lock: a job that was deleted meanwhile is NotFound, not a job without events.
+      return Exists(id);
+    }));
+    std::vector<Event> events;
+    for (const EventRow& row : rows) {
+      NIBBLE_ASSIGN_OR_RETURN(events.emplace_back(), ToEvent(row));
+    }
+    return events;
   }
 
   absl::Status Exists(const std::string& id) {

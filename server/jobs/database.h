@@ -130,6 +130,9 @@ class Database {
   // Events with sequence > after, in order, at most `limit`. NotFound (JOB), also if the job was deleted since the
   // caller saw it.
   virtual absl::StatusOr<std::vector<Event>> Events(const std::string& id, std::int64_t after, std::int64_t limit) = 0;
+  // Events with sequence < before, newest first, at most `limit`. NotFound (JOB) as in Events.
+  virtual absl::StatusOr<std::vector<Event>> EventsBefore(const std::string& id, std::int64_t before,
+                                                          std::int64_t limit) = 0;
   struct LogEnd {
     std::int64_t last_sequence = 0;
     bool complete = false;  // no event will follow

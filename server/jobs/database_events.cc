@@ -13,18 +13,35 @@ using base::Json;
 using soci::into;
 using soci::use;
 
-std::vector<EventRow> EventRows(soci::session& session, const std::string& id, std::int64_t after, std::int64_t limit) {
+namespace {
+
+// `query` has the parameters :id, :bound and :limit, in this order.
+std::vector<EventRow> Select(soci::session& session, const char* query, const std::string& id, long long bound,
+                             long long limit) {
   std::vector<EventRow> rows;
   EventRow row;
-  const long long from = after, most = limit;
-  soci::statement select =
-      (session.prepare << "SELECT sequence, attempt, type, time_us, body FROM events WHERE job_id = :id AND "
-                          "sequence > :after ORDER BY sequence LIMIT :limit",
-       use(id), use(from), use(most), into(row.sequence), into(row.attempt), into(row.type), into(row.time_us),
-       into(row.body));
+  soci::statement select = (session.prepare << query, use(id), use(bound), use(limit), into(row.sequence),
+                            into(row.attempt), into(row.type), into(row.time_us), into(row.body));
   select.execute();
   while (select.fetch()) rows.push_back(row);
   return rows;
+}
+
+}  // namespace
+
+std::vector<EventRow> EventRows(soci::session& session, const std::string& id, std::int64_t after, std::int64_t limit) {
+  return Select(session,
+                "SELECT sequence, attempt, type, time_us, body FROM events WHERE job_id = :id AND "
+                "sequence > :bound ORDER BY sequence LIMIT :limit",
+                id, after, limit);
+}
+
+std::vector<EventRow> EventRowsBefore(soci::session& session, const std::string& id, std::int64_t before,
+                                      std::int64_t limit) {
+  return Select(session,
+                "SELECT sequence, attempt, type, time_us, body FROM events WHERE job_id = :id AND "
+                "sequence < :bound ORDER BY sequence DESC LIMIT :limit",
+                id, before, limit);
 }
 
 NewEvent ServerEvent(std::int64_t attempt, absl::Time time, const EventBody& body) {

@@ -19,6 +19,9 @@ struct EventRow {
 
 // Events with sequence > after, in order, at most `limit`.
 std::vector<EventRow> EventRows(soci::session& session, const std::string& id, std::int64_t after, std::int64_t limit);
+// Events with sequence < before, newest first, at most `limit`.
+std::vector<EventRow> EventRowsBefore(soci::session& session, const std::string& id, std::int64_t before,
+                                      std::int64_t limit);
 absl::StatusOr<Event> ToEvent(const EventRow& row);
 
 // Sequence of the attempt's last journal line among the events; 0: none.

@@ -45,6 +45,8 @@ std::string CodeOf(std::string_view reason, const std::map<std::string, std::str
   if (reason == "PROMPT_TOO_LONG") return "context_length_exceeded";
   if (reason == "TOKEN_MISSING" || reason == "TOKEN_INVALID") return "invalid_api_key";
   if (reason == "MODEL") return "model_not_found";
+  if (reason == "JOB") return kJobNotFound;
+  if (reason == "DATASET") return kFileNotFound;
   if (reason == "QUEUE_FULL") return "rate_limit_exceeded";
   if (reason == "FIELD_VIOLATION") return metadata.contains("missing") ? "missing_required_parameter" : "invalid_value";
   std::string code(reason);
@@ -58,9 +60,16 @@ ApiError Make(absl::StatusCode code, std::string message, std::string_view reaso
   ApiError error{
       .status = form.status, .type = form.type, .message = std::move(message), .code = CodeOf(reason, metadata)};
   if (reason == "MODEL") error.param = "model";
+  if (reason == "JOB") error.param = "fine_tune_id";
+  if (reason == "DATASET") error.param = "id";
+  if (const auto name = metadata.find("name"); name != metadata.end()) error.object = name->second;
   // Not a matter of time: the request itself is too large for this server.
   if (reason == "KV_FULL" || reason == "MESSAGE_TOO_LARGE") {
     error.status = 400;
+    error.type = "invalid_request_error";
+  }
+  if (reason == "UPLOAD_TOO_LARGE") {
+    error.status = 413;
     error.type = "invalid_request_error";
   }
   if (reason == "OUT_OF_DEVICE_MEMORY" || reason == "DISK_FULL") {

@@ -18,12 +18,17 @@ struct ApiError {
   unsigned status = 500;
   std::string type{};  // "invalid_request_error"
   std::string message{};
-  std::string param{};  // field of the request; "" sends null
-  std::string code{};   // "model_not_found"; "" sends null
+  std::string param{};   // field of the request; "" sends null
+  std::string code{};    // "model_not_found"; "" sends null
+  std::string object{};  // name of the missing object, if the error has one; not sent
   // Whether a retry of the same request can succeed. The libraries themselves would retry every 408, 409, 429 and 5xx.
   bool retry = false;
   std::optional<absl::Duration> retry_after = std::nullopt;
 };
+
+// Codes of missing objects. The first is OpenAI's; OpenAI's API has no code for a missing file.
+inline constexpr char kJobNotFound[] = "fine_tune_not_found";
+inline constexpr char kFileNotFound[] = "file_not_found";
 
 // Renames a field of a request of the gRPC API ("sampling.top_p") to the client's ("top_p").
 using RenameField = std::function<std::string(std::string_view)>;

@@ -108,7 +108,7 @@ void Embed(std::shared_ptr<Incoming> incoming, const Json& body, const Stubs& st
       [kept](const std::shared_ptr<Incoming>& again, v1::EmbedResponse& response) {
         again->exchange->Answer(JsonReply(EmbeddingsJson(*kept, response)));
       },
-      Renamed);
+      [](const grpc::Status& status) { return FromStatus(status, Renamed); });
 }
 
 }  // namespace nibble::openai

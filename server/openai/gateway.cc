@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -13,8 +14,12 @@
 #include "server/base/mutex.h"
 #include "server/base/queue_full.h"
 #include "server/base/strings.h"
+#include "server/base/utf8.h"
 #include "server/openai/api_error.h"
 #include "server/openai/embeddings.h"
+#include "server/openai/file_upload.h"
+#include "server/openai/files.h"
+#include "server/openai/fine_tuning.h"
 #include "server/openai/generate_exchange.h"
 #include "server/openai/generate_request.h"
 #include "server/openai/models.h"
@@ -28,8 +33,10 @@ using base::StrCat;
 
 constexpr std::size_t kLargeBody = 64 << 10;
 constexpr std::size_t kMaxLargeBodies = 64;
+constexpr std::size_t kFormBytes = 64 << 10;    // of a form besides its file
 constexpr std::size_t kMaxRequestIdBytes = 64;  // as rpc/call.cc
 constexpr char kJson[] = "application/json";
+constexpr std::string_view kName = "{}";  // in the path of a route
 constexpr char kUnknownRoute[] = "unknown";
 
 // Whether HOST or HOST:PORT is "localhost" or an IP address.
@@ -51,6 +58,21 @@ std::string RequestId(const http::RequestHead& head) {
   return good ? id : base::NewId("req");
 }
 
+// The name in a path of that route; "" if the route has none. nullopt: the path is of another route.
+std::optional<std::string> NameIn(std::string_view route, std::string_view path) {
+  const std::size_t hole = route.find(kName);
+  if (hole == std::string_view::npos && !route.ends_with('/'))
+    return path == route ? std::optional<std::string>("") : std::nullopt;
+  const std::string_view before = route.substr(0, hole);
+  const std::string_view after = hole == std::string_view::npos ? "" : route.substr(hole + kName.size());
+  if (path.size() <= before.size() + after.size() || !path.starts_with(before) || !path.ends_with(after))
+    return std::nullopt;
+  const std::string_view name = path.substr(before.size(), path.size() - before.size() - after.size());
+  if ((hole != std::string_view::npos && name.find('/') != std::string_view::npos) || !base::IsValidUtf8(name))
+    return std::nullopt;
+  return std::string(name);
+}
+
 auth::Caller CallerOf(const http::RequestHead& head) {
   auth::Caller caller;
   const auto [begin, end] = head.fields.equal_range("authorization");
@@ -64,9 +86,13 @@ auth::Caller CallerOf(const http::RequestHead& head) {
 
 struct Gateway::Route {
   const char* method;
-  std::string_view path;    // ends in "/" if a name follows
+  std::string_view path;    // "{}" stands for a name without "/"; if it ends in "/", a name follows
   const char* grpc_method;  // whose role the caller needs
   void (*run)(Gateway&, std::shared_ptr<Incoming>, const base::Json& body, const std::string& name);
+
+  bool is_form = false;  // the body is a form, which `run` reads itself
+
+  bool has_body() const { return method == std::string_view("POST") && path.find(kName) == std::string_view::npos; }
 };
 
 struct Gateway::Alive {
@@ -74,6 +100,12 @@ struct Gateway::Alive {
   base::Condition changed;
   std::size_t count ABSL_GUARDED_BY(mutex) = 0;
 };
+
+// `act` needs only the name in the path.
+template <auto act>
+void Gateway::OnName(Gateway& self, std::shared_ptr<Incoming> incoming, const base::Json&, const std::string& name) {
+  act(std::move(incoming), name, self.stubs_);
+}
 
 const std::vector<Gateway::Route>& Gateway::Routes() {
   using Call = std::shared_ptr<Incoming>;
@@ -102,6 +134,34 @@ const std::vector<Gateway::Route>& Gateway::Routes() {
        [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
          Embed(std::move(incoming), body, self.stubs_);
        }},
+      {"POST", "/v1/files", "nibble.v1.DatasetService/UploadDataset",
+       [](Gateway& self, Call incoming, const base::Json&, const std::string&) {
+         UploadFile(std::move(incoming), self.stubs_);
+       },
+       /*is_form=*/true},
+      {"GET", "/v1/files", "nibble.v1.DatasetService/ListDatasets",
+       [](Gateway& self, Call incoming, const base::Json&, const std::string&) {
+         ListFiles(std::move(incoming), self.stubs_);
+       }},
+      {"GET", "/v1/files/{}", "nibble.v1.DatasetService/GetDataset", &OnName<GetFile>},
+      {"GET", "/v1/files/{}/content", "nibble.v1.DatasetService/DownloadDataset", &OnName<GetFileContent>},
+      {"DELETE", "/v1/files/{}", "nibble.v1.DatasetService/DeleteDataset", &OnName<DeleteFile>},
+      {"POST", "/v1/fine_tuning/jobs", "nibble.v1.FineTuneService/CreateJob",
+       [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
+         CreateFineTuningJob(std::move(incoming), body, self.stubs_);
+       }},
+      {"GET", "/v1/fine_tuning/jobs", "nibble.v1.FineTuneService/ListJobs",
+       [](Gateway& self, Call incoming, const base::Json&, const std::string&) {
+         ListFineTuningJobs(std::move(incoming), self.stubs_);
+       }},
+      {"GET", "/v1/fine_tuning/jobs/{}", "nibble.v1.FineTuneService/GetJob", &OnName<GetFineTuningJob>},
+      {"POST", "/v1/fine_tuning/jobs/{}/cancel", "nibble.v1.FineTuneService/CancelJob", &OnName<CancelFineTuningJob>},
+      {"POST", "/v1/fine_tuning/jobs/{}/pause", "nibble.v1.FineTuneService/PauseJob", &OnName<PauseFineTuningJob>},
+      {"POST", "/v1/fine_tuning/jobs/{}/resume", "nibble.v1.FineTuneService/ResumeJob", &OnName<ResumeFineTuningJob>},
+      {"GET", "/v1/fine_tuning/jobs/{}/events", "nibble.v1.FineTuneService/ListJobEvents",
+       &OnName<ListFineTuningEvents>},
+      {"GET", "/v1/fine_tuning/jobs/{}/checkpoints", "nibble.v1.FineTuneService/ListCheckpoints",
+       &OnName<ListFineTuningCheckpoints>},
       {"POST", "/tokenize", "nibble.v1.InferenceService/Tokenize",
        [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
          Tokenize(std::move(incoming), body, self.stubs_);
@@ -134,10 +194,7 @@ Gateway::~Gateway() {
 
 const Gateway::Route* Gateway::Find(const http::RequestHead& head, bool* path_known) {
   for (const Route& route : Routes()) {
-    const bool named = route.path.ends_with('/');
-    const bool matches =
-        named ? head.path.starts_with(route.path) && head.path.size() > route.path.size() : head.path == route.path;
-    if (!matches) continue;
+    if (!NameIn(route.path, head.path).has_value()) continue;
     *path_known = true;
     if (head.method == route.method) return &route;
   }
@@ -181,9 +238,17 @@ std::optional<http::Reply> Gateway::Admit(http::RequestHead& head) {
   }
   const auto principal = authority_.Admit(route->grpc_method, CallerOf(head));
   if (!principal.ok()) return ToReply(FromStatus(principal.status()));
+  if (route->is_form) {
+    // A web page may send a form without asking first (CORS).
+    if (!head.Field("origin").empty() && !cors)
+      return Refusal(head, 403, StrCat("Origin: ", head.Field("origin"), " is not one of --openai_cors_origins"));
+    head.streamed_body_bytes = options_.max_file_bytes + kFormBytes;
+    return std::nullopt;
+  }
   // A web page cannot send this type without asking first (CORS).
   const std::string type = absl::AsciiStrToLower(head.Field("content-type"));
-  if (head.method == std::string("POST") && type != kJson && !absl::StartsWith(type, StrCat(kJson, ";")))
+  const bool no_page = !route->has_body() && type.empty() && head.Field("origin").empty();
+  if (head.method == std::string("POST") && !no_page && type != kJson && !absl::StartsWith(type, StrCat(kJson, ";")))
     return Refusal(head, 415, StrCat("Content-Type: is \"", type, "\", wanted ", kJson));
   return std::nullopt;
 }
@@ -202,6 +267,7 @@ void Gateway::Handle(const std::shared_ptr<http::Exchange>& exchange) {
   });
   auto incoming = std::make_shared<Incoming>(
       Incoming{exchange, ClientIdentity(exchange->head(), authority_.forward_secret()), std::move(alive)});
+  if (route->is_form) return route->run(*this, std::move(incoming), base::Json(), "");
   auto body = std::make_shared<const std::string>(exchange->TakeBody());
   if (body->size() <= kLargeBody) return Run(*route, std::move(incoming), *body);
   const bool accepted = parsers_.TryRun([this, route, incoming, body] { Run(*route, incoming, *body); });
@@ -209,10 +275,8 @@ void Gateway::Handle(const std::shared_ptr<http::Exchange>& exchange) {
 }
 
 void Gateway::Run(const Route& route, std::shared_ptr<Incoming> incoming, const std::string& body) {
-  const std::string name =
-      incoming->exchange->head().path.substr(std::min(route.path.size(), incoming->exchange->head().path.size()));
-  if (body.empty() && route.method == std::string_view("GET"))
-    return route.run(*this, std::move(incoming), base::Json::object(), name);
+  const std::string name = NameIn(route.path, incoming->exchange->head().path).value_or("");
+  if (body.empty() && !route.has_body()) return route.run(*this, std::move(incoming), base::Json::object(), name);
   const auto json = base::ParseJson(body);
   if (json.ok()) return route.run(*this, std::move(incoming), *json, name);
   ApiError error = FromStatus(json.status());

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "server/auth/authority.h"
+#include "server/base/json.h"
 #include "server/base/worker_pool.h"
 #include "server/http/exchange.h"
 #include "server/openai/inner_calls.h"
@@ -18,6 +19,7 @@ namespace nibble::openai {
 
 struct GatewayOptions {
   std::size_t max_answer_bytes = 16 << 20;  // of an answer that is not a stream
+  std::size_t max_file_bytes = 1 << 30;     // of an uploaded file
   std::vector<std::string> cors_origins;    // origins of web pages that may call the server; "*": all
   // Refuses requests whose Host is a name other than localhost. A web page can give its own name the address 127.0.0.1
   // (DNS rebinding) and would be of the same origin; without tokens, nothing else would stop it.
@@ -41,6 +43,9 @@ class Gateway final : public http::ExchangeHandler {
  private:
   struct Route;
   static const std::vector<Route>& Routes();
+  template <auto act>
+  static void OnName(Gateway& self, std::shared_ptr<Incoming> incoming, const base::Json& body,
+                     const std::string& name);
   // The route of the request; nullptr: none. *path_known: another method has a route at this path.
   static const Route* Find(const http::RequestHead& head, bool* path_known);
   void Run(const Route& route, std::shared_ptr<Incoming> incoming, const std::string& body);

@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "nibble/v1/dataset_service.grpc.pb.h"
+#include "nibble/v1/fine_tune_service.grpc.pb.h"
 #include "nibble/v1/inference_service.grpc.pb.h"
 #include "nibble/v1/model_service.grpc.pb.h"
 #include "server/http/exchange.h"
@@ -14,7 +16,12 @@ namespace nibble::openai {
 
 struct Stubs {
   explicit Stubs(const std::shared_ptr<grpc::Channel>& channel)
-      : inference(v1::InferenceService::NewStub(channel)), models(v1::ModelService::NewStub(channel)) {}
+      : datasets(v1::DatasetService::NewStub(channel)),
+        fine_tuning(v1::FineTuneService::NewStub(channel)),
+        inference(v1::InferenceService::NewStub(channel)),
+        models(v1::ModelService::NewStub(channel)) {}
+  const std::unique_ptr<v1::DatasetService::Stub> datasets;
+  const std::unique_ptr<v1::FineTuneService::Stub> fine_tuning;
   const std::unique_ptr<v1::InferenceService::Stub> inference;
   const std::unique_ptr<v1::ModelService::Stub> models;
 };

@@ -16,11 +16,14 @@ inline http::Reply JsonReply(std::string body) {
 
 // Sends `request` by `invoke(context, request, response, done)`, which starts a call of an asynchronous stub, and gives
 // the response to `on_ok`, on one of gRPC's threads. An error is the exchange's answer. If the client goes, cancels the
-// call.
+// call. `error_of` makes the answer of an error.
 template <typename Response, typename Request, typename Invoke>
-void CallUnary(std::shared_ptr<Incoming> incoming, Request request, Invoke invoke,
-               std::function<void(const std::shared_ptr<Incoming>&, Response&)> on_ok,
-               RenameField rename = PlainField) {
+void CallUnary(
+    std::shared_ptr<Incoming> incoming, Request request, Invoke invoke,
+    std::function<void(const std::shared_ptr<Incoming>&, Response&)> on_ok,
+    std::function<ApiError(const grpc::Status&)> error_of = [](const grpc::Status& status) {
+      return FromStatus(status);
+    }) {
   struct State {
     std::shared_ptr<Incoming> incoming;
     grpc::ClientContext context;
@@ -36,9 +39,9 @@ void CallUnary(std::shared_ptr<Incoming> incoming, Request request, Invoke invok
                                      if (const auto alive = weak.lock()) alive->context.TryCancel();
                                    });
   invoke(&state->context, &state->request, &state->response,
-         [state, on_ok = std::move(on_ok), rename = std::move(rename)](const grpc::Status& status) {
+         [state, on_ok = std::move(on_ok), error_of = std::move(error_of)](const grpc::Status& status) {
            if (status.ok()) return on_ok(state->incoming, state->response);
-           state->incoming->exchange->Answer(ToReply(FromStatus(status, rename)));
+           state->incoming->exchange->Answer(ToReply(error_of(status)));
          });
 }
 

@@ -12,6 +12,7 @@ constexpr char kFormat[] = "format";
 constexpr char kRows[] = "rows";
 constexpr char kSentBytes[] = "sent_bytes";        // of a plain text only
 constexpr char kSentSha256[] = "sent_sha256";      // of a plain text only
+constexpr char kFileName[] = "file_name";          // absent if the owner gave none
 constexpr char kEmptyAnswers[] = "empty_answers";  // absent if there are no such rows
 
 absl::StatusOr<data::RowFormat> ParseFormat(const store::StoredDataset& stored) {
@@ -27,6 +28,7 @@ absl::StatusOr<DatasetMeta> Parse(const store::StoredDataset& stored) {
                                                         static_cast<std::int64_t>(stored.bytes)));
   NIBBLE_ASSIGN_OR_RETURN(meta.sent_sha256,
                           base::GetString(stored.meta, kSentSha256, store::kDatasetMetaFile, stored.sha256));
+  NIBBLE_ASSIGN_OR_RETURN(meta.file_name, base::GetString(stored.meta, kFileName, store::kDatasetMetaFile, ""));
   if (stored.meta.contains(kEmptyAnswers)) {
     NIBBLE_ASSIGN_OR_RETURN(meta.empty_answers,
                             data::ParseRowList(stored.meta, kEmptyAnswers, store::kDatasetMetaFile));
@@ -63,6 +65,10 @@ base::Json PlainTextMeta(std::size_t sent_bytes, const std::string& sent_sha256)
   meta[kSentBytes] = sent_bytes;
   meta[kSentSha256] = sent_sha256;
   return meta;
+}
+
+void SetFileName(base::Json& meta, const std::string& file_name) {
+  if (!file_name.empty()) meta[kFileName] = file_name;
 }
 
 }  // namespace nibble::registry

@@ -19,6 +19,7 @@ struct DatasetMeta {
   std::int64_t sent_bytes = 0;
   std::string sent_sha256;
   data::RowList empty_answers;  // rows with an answer without text
+  std::string file_name;        // of the owner's file; "": not given
 };
 
 // Errors: DataLoss (ARTIFACT_CORRUPT): meta.json is damaged.
@@ -30,5 +31,7 @@ absl::StatusOr<data::RowFormat> FormatOf(const store::StoredDataset& stored);
 base::Json LinesMeta(const data::FileSummary& summary);
 // meta.json of a plain text.
 base::Json PlainTextMeta(std::size_t sent_bytes, const std::string& sent_sha256);
+// Adds DatasetMeta::file_name to one of these.
+void SetFileName(base::Json& meta, const std::string& file_name);
 
 }  // namespace nibble::registry

@@ -151,7 +151,11 @@ absl::StatusOr<store::StoredDataset> UploadedDataset::Finish(const std::string& 
     if (existing_->sent_sha256 != digest) return Differs();
     return existing_->stored;
   }
-  return pending_->Finish(digest, [&](const std::string& path) { return Validate(path, dataset_, digest); });
+  return pending_->Finish(digest, [&](const std::string& path) -> absl::StatusOr<base::Json> {
+    NIBBLE_ASSIGN_OR_RETURN(base::Json meta, Validate(path, dataset_, digest));
+    SetFileName(meta, dataset_.file_name);
+    return meta;
+  });
 }
 
 }  // namespace nibble::registry

@@ -25,6 +25,7 @@ struct NewDataset {
   // file.
   std::optional<std::string> server_path;
   std::string import_root;
+  std::string file_name;  // of the owner's file; "": not given
 };
 
 // The received part of a dataset. If the name is taken, the content is only compared with the existing dataset: the

@@ -63,6 +63,7 @@ absl::StatusOr<v1::Dataset> ToProto(const store::StoredDataset& stored) {
   out.set_sha256(meta.sent_sha256);
   *out.mutable_create_time() = ToProto(stored.created);
   out.set_etag(store::Etag(stored));
+  out.set_file_name(meta.file_name);
   data::DataSummary summary;
   summary.num_rows = meta.rows;
   summary.empty_answers = meta.empty_answers;

@@ -12,6 +12,7 @@
 #include "server/plan/dataset_preview.h"
 #include "server/registry/text_cache.h"
 #include "server/registry/upload_table.h"
+#include "server/rpc/stream_reactor.h"
 #include "server/rpc/upload_reactor.h"
 #include "server/store/dataset_store.h"
 
@@ -32,6 +33,11 @@ std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const Ca
                                                                         registry::UploadTable& uploads,
                                                                         const std::string& import_root,
                                                                         v1::Dataset* response);
+
+// Sends the stored file on workers, as fast as the client reads. Ends the stream. Errors: DataLoss: the file cannot be
+// read, or its size has changed.
+void SendDataset(std::shared_ptr<StreamReactor<v1::DownloadDatasetResponse>> stream,
+                 const store::StoredDataset& stored);
 
 // The first rows of the file as training would see them. The answer has at most max_bytes: it ends before the row that
 // does not fit. Errors: those of plan::PreviewDataset; FIELD_VIOLATION of data.max_seq_len also if the first row alone

@@ -75,4 +75,17 @@ grpc::ServerUnaryReactor* DatasetService::PreviewDataset(grpc::CallbackServerCon
                            environment_.default_deadline);
 }
 
+grpc::ServerWriteReactor<v1::DownloadDatasetResponse>* DatasetService::DownloadDataset(
+    grpc::CallbackServerContext* context, const v1::DownloadDatasetRequest* request) {
+  auto stream = StreamReactor<v1::DownloadDatasetResponse>::Make(
+      environment_, context, "nibble.v1.DatasetService/DownloadDataset", &environment_.downloads);
+  if (stream->ended()) return stream.get();
+  RunOnWorker(environment_.workers, *stream, [this, stream, name = request->name()] {
+    const absl::StatusOr<store::StoredDataset> stored = state_.datasets->Get(name);
+    if (!stored.ok()) return stream->End(stored.status());
+    SendDataset(stream, *stored);
+  });
+  return stream.get();
+}
+
 }  // namespace nibble::rpc

@@ -34,6 +34,8 @@ class DatasetService : public v1::DatasetService::CallbackService {
                                           v1::DeleteDatasetResponse*) override;
   grpc::ServerUnaryReactor* PreviewDataset(grpc::CallbackServerContext*, const v1::PreviewDatasetRequest*,
                                            v1::PreviewDatasetResponse*) override;
+  grpc::ServerWriteReactor<v1::DownloadDatasetResponse>* DownloadDataset(grpc::CallbackServerContext*,
+                                                                         const v1::DownloadDatasetRequest*) override;
 
  private:
   CallEnvironment& environment_;

@@ -1,4 +1,5 @@
 // UploadDataset: header, chunks, finish. Implements MakeDatasetUpload of dataset_proto.h.
+#include <algorithm>
 #include <utility>
 
 #include "server/base/error.h"
@@ -18,6 +19,19 @@ using base::FieldError;
 using base::StrCat;
 using registry::UploadedDataset;
 
+constexpr std::size_t kMaxFileNameBytes = 255;
+
+// The name is only shown, so it may be any text of one line.
+absl::Status CheckFileName(const std::string& name) {
+  if (name.size() > kMaxFileNameBytes) {
+    return FieldError("header.file_name", StrCat("has ", name.size(), " bytes, wanted at most ", kMaxFileNameBytes));
+  }
+  const auto is_control = [](unsigned char c) { return c < ' ' || c == 0x7f; };
+  if (std::any_of(name.begin(), name.end(), is_control))
+    return FieldError("header.file_name", "has a control character, wanted text of one line");
+  return absl::OkStatus();
+}
+
 class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::UploadDatasetHeader, UploadedDataset> {
  public:
   DatasetUpload(const CallEnvironment& environment, store::DatasetStore& datasets, registry::UploadTable& uploads,
@@ -32,6 +46,7 @@ class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::U
   absl::Status TakeHeader(const v1::UploadDatasetHeader& header) override {
     NIBBLE_RETURN_IF_ERROR(base::CheckName("header.name", header.name()));
     if (header.field_map_size() > 0) return Unimplemented("UploadDatasetHeader.field_map");
+    NIBBLE_RETURN_IF_ERROR(CheckFileName(header.file_name()));
     if (header.has_size_bytes() && header.size_bytes() < 0) {
       return FieldError("header.size_bytes", StrCat("is ", header.size_bytes(), ", wanted 0 or more"));
     }
@@ -53,6 +68,7 @@ class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::U
     dataset.max_line_bytes = max_line_bytes_;
     if (header.has_server_path()) dataset.server_path = header.server_path();
     dataset.import_root = import_root_;
+    dataset.file_name = header.file_name();
     NIBBLE_ASSIGN_OR_RETURN(auto content, UploadedDataset::Begin(datasets_, std::move(dataset)));
     return std::unique_ptr<registry::UploadContent>(std::move(content));
   }

@@ -57,9 +57,15 @@ std::optional<std::string> EtagOf(const Request& request) {
 }
 
 // The jobs that the caller may see and that pass the filter.
-absl::StatusOr<jobs::JobQuery> QueryOf(const Call& call, const v1::ListJobsRequest& request) {
+absl::StatusOr<jobs::JobQuery> QueryOf(jobs::JobController& jobs, const Call& call,
+                                       const v1::ListJobsRequest& request) {
   jobs::JobQuery query;
   NIBBLE_ASSIGN_OR_RETURN(query.before, ParsePageToken(request.page_token()));
+  if (request.has_created_before()) {
+    if (query.before != 0) return base::FieldError("created_before", "is set with page_token, wanted only one of them");
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, Find(jobs, call, request.created_before()));
+    query.before = job.number;
+  }
   for (const int state : request.filter().states()) {
     if (state == v1::JOB_STATE_UNSPECIFIED) continue;  // ignored
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobState parsed, FromProto(static_cast<v1::JobState>(state)));
@@ -73,6 +79,32 @@ absl::StatusOr<jobs::JobQuery> QueryOf(const Call& call, const v1::ListJobsReque
   }
   query.labels.insert(request.filter().labels().begin(), request.filter().labels().end());
   return query;
+}
+
+// `token`: sequence of the last event of the previous page; 0: this is the first page.
+absl::Status ListNewestEvents(jobs::JobController& jobs, const jobs::StoredJob& job,
+                              const v1::ListJobEventsRequest& request, std::int64_t size, std::int64_t token,
+                              std::size_t max_page_bytes, v1::ListJobEventsResponse& response) {
+  if (request.after_sequence() != 0)
+    return base::FieldError("after_sequence", "is set with newest_first, wanted only one of them");
+  std::int64_t before = std::numeric_limits<std::int64_t>::max();
+  if (request.has_before_sequence()) {
+    before = request.before_sequence();
+    if (before < 1) return base::FieldError("before_sequence", base::StrCat("is ", before, ", wanted 1 or more"));
+  }
+  if (token != 0) before = std::min(before, token);
+  // Ask for one more than the page shows, to know whether another page follows.
+  NIBBLE_ASSIGN_OR_RETURN(const auto events, jobs.EventsBefore(job.id, before, size + 1));
+  PageBytes bytes(max_page_bytes);
+  for (const jobs::Event& event : events) {
+    v1::JobEvent row = ToProto(job, event);
+    if (response.events_size() == size || !bytes.Take(row.ByteSizeLong())) {
+      response.set_next_page_token(std::to_string(response.events(response.events_size() - 1).sequence()));
+      break;
+    }
+    *response.add_events() = std::move(row);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -199,7 +231,7 @@ grpc::ServerUnaryReactor* FineTuneService::ListJobs(grpc::CallbackServerContext*
   return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/ListJobs",
                        [=, this](const Call& call) -> absl::Status {
                          NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
-                         NIBBLE_ASSIGN_OR_RETURN(const jobs::JobQuery query, QueryOf(call, *request));
+                         NIBBLE_ASSIGN_OR_RETURN(const jobs::JobQuery query, QueryOf(jobs_, call, *request));
                          std::int64_t last = 0;  // number of the last job in the answer
                          // Ask for one more than the page shows, to know whether another page follows.
                          NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.List(query, size + 1, call.cancel()));
@@ -261,6 +293,12 @@ grpc::ServerUnaryReactor* FineTuneService::ListJobEvents(grpc::CallbackServerCon
         NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
         NIBBLE_ASSIGN_OR_RETURN(const std::int64_t token, ParsePageToken(request->page_token()));
         NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, Find(jobs_, call, request->name()));
+        if (request->newest_first()) {
+          return ListNewestEvents(jobs_, job, *request, size, token, environment_.max_page_bytes, *response);
+        }
+        if (request->has_before_sequence()) {
+          return base::FieldError("before_sequence", "is set without newest_first, wanted both or none");
+        }
         if (request->after_sequence() < 0) {
           return base::FieldError("after_sequence",
                                   base::StrCat("is ", request->after_sequence(), ", wanted 0 or more"));

@@ -67,6 +67,7 @@ struct FakeServer::Services {
     NIBBLE_FAKE_UNARY(ListDatasets, v1::ListDatasetsRequest, v1::ListDatasetsResponse, list_datasets)
     NIBBLE_FAKE_UNARY(DeleteDataset, v1::DeleteDatasetRequest, v1::DeleteDatasetResponse, delete_dataset)
     NIBBLE_FAKE_UNARY(PreviewDataset, v1::PreviewDatasetRequest, v1::PreviewDatasetResponse, preview_dataset)
+    NIBBLE_FAKE_STREAM(DownloadDataset, v1::DownloadDatasetRequest, v1::DownloadDatasetResponse, download_dataset)
     Status UploadDataset(ServerContext*, grpc::ServerReader<v1::UploadDatasetRequest>* reader,
                          v1::Dataset* response) override {
       v1::UploadDatasetRequest message;

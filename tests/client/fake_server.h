@@ -94,6 +94,7 @@ class FakeServer {
   Unary<v1::ListDatasetsRequest, v1::ListDatasetsResponse> list_datasets;
   Unary<v1::DeleteDatasetRequest, v1::DeleteDatasetResponse> delete_dataset;
   Unary<v1::PreviewDatasetRequest, v1::PreviewDatasetResponse> preview_dataset;
+  Streaming<v1::DownloadDatasetRequest, v1::DownloadDatasetResponse> download_dataset;
   Unary<v1::PlanJobRequest, google::longrunning::Operation> plan_job;
   Unary<v1::CreateJobRequest, v1::Job> create_job;
   Unary<v1::GetJobRequest, v1::Job> get_job;

@@ -247,6 +247,30 @@ TEST(UploadModelTest, RejectsFileThatGrewOrShrank) {
   EXPECT_TRUE(server.uploads.empty());
 }
 
+TEST(DownloadDatasetTest, WritesTheWholeFileOrNothing) {
+  FakeServer server;
+  Client client(server.Channel(), FastOptions());
+  bool whole = true;
+  server.download_dataset.answer = [&](const v1::DownloadDatasetRequest& request,
+                                       const std::function<bool(const v1::DownloadDatasetResponse&)>& write) {
+    EXPECT_EQ(request.name(), "d");
+    write(Proto<v1::DownloadDatasetResponse>("chunk: 'hello '"));
+    if (!whole) return grpc::Status(grpc::StatusCode::DATA_LOSS, "damaged");
+    write(Proto<v1::DownloadDatasetResponse>("chunk: 'world'"));
+    return grpc::Status::OK;
+  };
+  const std::string folder = TemporaryFolder();
+  const std::string path = folder + "/rows.jsonl";
+  const auto bytes = client.DownloadDataset("d", path, nullptr);
+  ASSERT_TRUE(bytes.ok()) << bytes.status();
+  EXPECT_EQ(*bytes, 11);
+  EXPECT_EQ(*base::RealFileSystem().Read(path, 100), "hello world");
+  whole = false;
+  EXPECT_TRUE(absl::IsDataLoss(client.DownloadDataset("d", path, nullptr).status()));
+  EXPECT_EQ(*base::RealFileSystem().Read(path, 100), "hello world") << "a failed download must leave the file alone";
+  EXPECT_FALSE(std::filesystem::exists(path + ".partial"));
+}
+
 class DownloadTest : public ::testing::Test {
  protected:
   // Sends the messages given as text protos.

@@ -84,6 +84,9 @@ def test_datasets_are_previewed_and_deleted(shared, tmp_path):
     assert "pairs" in [entry["name"] for entry in shared.json("datasets", "list")["datasets"]]
     row, = shared.json("datasets", "preview", "pairs", "--model", "small", "-n", 1)["rows"]
     assert len(row["token_ids"]) == len(row["mask"]) == len(row["tokens"])
+    copy = tmp_path / "copy.jsonl"
+    assert shared.json("datasets", "download", "pairs", "--out", copy)["bytes"] == sent["bytes"]
+    assert copy.read_bytes() == rows.read_bytes() and {path.name for path in tmp_path.iterdir()} == {"copy.jsonl", "pairs.jsonl"}
     # The prompt is only read; the completion and its end token are trained.
     assert row["mask"][0] == 0 and row["mask"][-1] == 1 and sum(row["mask"]) == 3
     assert shared.json("datasets", "delete", "pairs") == {"name": "pairs", "deleted": True}

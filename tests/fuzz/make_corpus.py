@@ -529,9 +529,31 @@ def make_names():
         write("names", name, text)
 
 
+# F12 ------------------------------------------------------------------------------------------------------------------
+def make_multipart():
+    def part(header, value=b"x", disposition="form-data; "):
+        return b"--b\r\nContent-Disposition: " + (disposition + header).encode() + b"\r\n\r\n" + value + b"\r\n"
+    end = b"--b--\r\n"
+    purpose, file = part("name=purpose", b"fine-tune"), part('name="file"; filename="a.jsonl"', b'{"text": "a"}\r\n--\r\n--c')
+    for name, body in {"valid": purpose + file + end, "file-first": file + purpose + end, "empty": b"", "no-end": purpose,
+                       "preamble": b"text\r\n" + purpose + end + b"epilogue", "long-preamble": b"a" * 5000,
+                       "padded": b"--b \t\r\n" + purpose[5:] + end, "padding-too-long": b"--b" + b" " * 100,
+                       "no-header": b"--b\r\n\r\nx\r\n" + end,
+                       "other-boundary": b"--bc\r\n" + purpose + end, "cut-boundary": purpose + b"--",
+                       "empty-part": part("name=a", b"") + end,
+                       "no-name": part("filename=a") + end, "open-quote": part('name="a') + end, "two-names": part("name=a; name=b") + end,
+                       "escapes": part('name="a\\"b\\\\"; filename="%22%0D%0A%zz"') + end,
+                       "extended": part("name=f; filename*=UTF-8''%e2%82%ac") + end,
+                       "extended-latin": part("name=f; filename*=latin1''a") + end, "not-utf8": part("name=f; filename*=UTF-8''%ff") + end,
+                       "attachment": part("name=a", disposition="attachment; ") + end, "header-too-long": b"--b\r\nA: " + b"a" * 9000,
+                       "many-parts": part("name=a") * 40 + end}.items():
+        for size in (1, 7, 255) if name in ("valid", "escapes") else (3,):
+            write("multipart", f"{name}-{size}", bytes([size]) + body)
+
+
 if __name__ == "__main__":
     for make in (make_safetensors, make_manifest, make_json, make_jsonl, make_tokenizer, make_job_spec, make_gguf, make_chat_template,
-                 make_packed_weights, make_metric_labels, make_names):
+                 make_packed_weights, make_metric_labels, make_names, make_multipart):
         make()
     # Not files to parse: control_fuzz.cc obeys each word, so that the tests see one finding of each kind ("quiet": none).
     # "quotes" must cause none: an error may quote the client's text, even if that looks like internals.

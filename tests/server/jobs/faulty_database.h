@@ -78,6 +78,10 @@ class FaultyDatabase : public Database {
   absl::StatusOr<std::vector<Event>> Events(const std::string& id, std::int64_t after, std::int64_t limit) override {
     return real_->Events(id, after, limit);
   }
+  absl::StatusOr<std::vector<Event>> EventsBefore(const std::string& id, std::int64_t before,
+                                                  std::int64_t limit) override {
+    return real_->EventsBefore(id, before, limit);
+  }
   absl::StatusOr<std::int64_t> LastAttemptSequence(const std::string& id, std::int64_t attempt) override {
     return real_->LastAttemptSequence(id, attempt);
   }

@@ -41,6 +41,7 @@ const std::vector<std::pair<std::string_view, std::string_view>>& JobFields() {
       {"nibble.v1.DatasetService/ListDatasets", ""},
       {"nibble.v1.DatasetService/DeleteDataset", ""},
       {"nibble.v1.DatasetService/PreviewDataset", ""},
+      {"nibble.v1.DatasetService/DownloadDataset", ""},
       {"nibble.v1.FineTuneService/PlanJob", ""},
       {"nibble.v1.FineTuneService/CreateJob", ""},
       {"nibble.v1.FineTuneService/GetJob", "name"},

@@ -1,4 +1,4 @@
-#include "client/cli/message_json.h"
+#include "server/messages/message_json.h"
 
 #include <cmath>
 #include <functional>
@@ -18,7 +18,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
-namespace nibble::cli {
+namespace nibble::messages {
 namespace {
 
 using base::Json;
@@ -272,4 +272,4 @@ std::string LowerEnumName(const EnumDescriptor& type, int number) {
   return absl::AsciiStrToLower(EnumName(type, number));
 }
 
-}  // namespace nibble::cli
+}  // namespace nibble::messages
