@@ -30,10 +30,15 @@ class PromptStream final : public grpc::ClientReadReactor<v1::GenerateReply> {
   PromptStream(std::shared_ptr<GenerateExchange> owner, std::size_t prompt)
       : owner_(std::move(owner)), prompt_(prompt) {}
   void Begin();
-  void Cancel() { context_.TryCancel(); }
+  void Cancel() {
+    context_.TryCancel();
+    if (paused_.exchange(false)) RemoveHold();
+  }
   // The client has taken the bytes that waited.
   void Resume() {
-    if (paused_.exchange(false)) StartRead(&reply_);
+    if (!paused_.exchange(false)) return;
+    StartRead(&reply_);
+    RemoveHold();
   }
 
  private:
@@ -46,7 +51,7 @@ class PromptStream final : public grpc::ClientReadReactor<v1::GenerateReply> {
   v1::GenerateStreamRequest generate_;
   v1::ChatStreamRequest chat_;
   v1::GenerateReply reply_;
-  std::atomic<bool> paused_{false};
+  std::atomic<bool> paused_{false};  // a hold keeps the call, because no operation of gRPC is in progress
 };
 
 // Thread-safe. Lives until the last stream has ended.
@@ -203,6 +208,7 @@ void PromptStream::Begin() {
 void PromptStream::OnReadDone(bool ok) {
   if (!ok) return;
   if (owner_->Take(prompt_, reply_)) return StartRead(&reply_);
+  AddHold();
   paused_ = true;
   if (owner_->HasSpace()) Resume();  // the client took the bytes meanwhile
 }
