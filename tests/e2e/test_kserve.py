@@ -3,19 +3,22 @@ the gRPC API."""
 import asyncio
 import json
 import queue
+import re
 import struct
+import subprocess
+import sys
 import threading
 import time
 
 import grpc
 import pytest
 
-from conftest import Server
+from conftest import ROOT, Server
 from soon import soon
 from test_security import Secure
 
 np = pytest.importorskip("numpy")
-triton = pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed: pip install tritonclient[grpc]==2.73.0")
+triton = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed: deploy/setup.sh --tests installs it")
 import tritonclient.grpc.aio as triton_aio  # noqa: E402 (only if tritonclient is there)
 from tritonclient.grpc import service_pb2, service_pb2_grpc  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
@@ -384,6 +387,17 @@ def test_token_and_certificate_of_the_client_count(tmp_path, model_directory):
         assert inner and all(e["principal"] == "web" and e["peer"].startswith("ipv4:127.0.0.1:") for e in inner)
     finally:
         guarded.server.stop()
+
+
+def test_example_of_the_document_runs(server):
+    document = (ROOT / "docs/clients.md").read_text()
+    part = document[document.index("## KServe V2 and Triton clients"):]
+    code = re.search(r"```python\n(.*?)```", part, re.DOTALL).group(1)
+    assert "127.0.0.1:50051" in code and "tuned-int8" in code
+    code = code.replace("127.0.0.1:50051", server.grpc).replace("tuned-int8", "small-int8")
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    wanted = server.json("generate", "small-int8", "--prompt", PROMPT, "--max-tokens", 32, "--temperature", 0)["text"]
+    assert (printed.stdout, printed.stderr, printed.returncode) == (wanted, "", 0)
 
 
 def test_without_the_flag_the_service_is_absent(make_server):
