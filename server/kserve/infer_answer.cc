@@ -16,7 +16,8 @@ namespace {
 using base::Json;
 using base::StrCat;
 
-constexpr double kLowestLogprob = -9999;  // of a token of probability 0; JSON has no infinity
+constexpr double kLowestLogprob = -9999;         // of a token of probability 0; JSON has no infinity
+constexpr std::uint32_t kMaxWaitingTokens = 16;  // of an output; more are sent without a text
 
 const char* NameOf(v1::FinishReason reason) { return reason == v1::FINISH_REASON_LENGTH ? "length" : "stop"; }
 
@@ -27,14 +28,14 @@ Json Entry(double logprob, const Json& rank, const std::string& token) {
           {"decoded_token", token}};  // Dump replaces bytes that are not UTF-8
 }
 
-// {"id": {"logprob", "rank", "decoded_token"}}: the token itself first, then its alternatives.
-std::string LogprobJson(const v1::TokenLogprob& token) {
+// {"id": {"logprob", "rank", "decoded_token"}}: the token itself first, then its `num` most likely alternatives.
+std::string LogprobJson(const v1::TokenLogprob& token, int num) {
   const auto own = std::find_if(token.top().begin(), token.top().end(),
                                 [&](const v1::TopLogprob& top) { return top.token_id() == token.token_id(); });
   const Json rank = own == token.top().end() ? Json(nullptr) : Json(own - token.top().begin() + 1);
   Json json = Json::object();
   json[std::to_string(token.token_id())] = Entry(token.logprob(), rank, token.token());
-  for (int i = 0; i < token.top_size(); ++i) {
+  for (int i = 0; i < std::min(num, token.top_size()); ++i) {
     const v1::TopLogprob& top = token.top(i);
     if (top.token_id() == token.token_id()) continue;
     json[std::to_string(top.token_id())] = Entry(top.logprob(), i + 1, top.token());
@@ -50,7 +51,11 @@ void SetFinal(inference::ModelInferResponse& response, bool final) {
   (*response.mutable_parameters())["triton_final_response"].set_bool_param(final);
 }
 
-InferAnswer::InferAnswer(const InferCall& call) : call_(call), outputs_(static_cast<std::size_t>(call.n)) {}
+InferAnswer::InferAnswer(const InferCall& call)
+    : call_(call),
+      max_tokens_(call.request.stopping().max_tokens()),
+      outputs_(static_cast<std::size_t>(call.n)),
+      pieces_(outputs_.size()) {}
 
 inference::ModelInferResponse InferAnswer::Empty() const {
   inference::ModelInferResponse response;
@@ -60,15 +65,15 @@ inference::ModelInferResponse InferAnswer::Empty() const {
   return response;
 }
 
-inference::ModelInferResponse InferAnswer::Response(const std::vector<Piece>& pieces) const {
+inference::ModelInferResponse InferAnswer::Response() {
   inference::ModelInferResponse response = Empty();
   OutputTensors tensors(call_.outputs, response);
   std::vector<std::string> texts, reasons, logprobs;
   std::vector<float> cumulative;
   std::vector<std::uint32_t> num_tokens;
   for (std::size_t i = 0; i < outputs_.size(); ++i) {
-    const Piece& piece = pieces[i];
-    texts.push_back(piece.text);
+    Piece piece = std::exchange(pieces_[i], {});
+    texts.push_back(std::move(piece.text));
     reasons.push_back(outputs_[i].finish_reason);
     cumulative.push_back(static_cast<float>(outputs_[i].cumulative_logprob));
     logprobs.push_back(call_.has_logprobs ? StrCat("[", piece.logprobs.empty() ? "" : piece.logprobs.substr(1), "]")
@@ -88,11 +93,25 @@ template <typename Logprobs>
 void InferAnswer::AddLogprobs(const Logprobs& tokens, Output& output, Piece& piece) const {
   for (const v1::TokenLogprob& token : tokens) {
     output.cumulative_logprob += token.logprob();
-    if (call_.logprobs && call_.has_logprobs) piece.logprobs += StrCat(",", LogprobJson(token));
+    if (call_.logprobs && call_.has_logprobs) piece.logprobs += StrCat(",", LogprobJson(token, call_.num_logprobs));
   }
 }
 
 void InferAnswer::TakeUsage(const v1::Usage& usage) { computed_ = FromMs(usage.prefill_ms() + usage.decode_ms()); }
+
+std::optional<inference::ModelInferResponse> InferAnswer::TakeDelta(const v1::GenerateDelta& delta) {
+  const auto index = static_cast<std::size_t>(delta.index());
+  CHECK(index < outputs_.size());
+  Output& output = outputs_[index];
+  Piece& piece = pieces_[index];
+  piece.text += delta.text();
+  piece.num_tokens += static_cast<std::uint32_t>(delta.token_ids_size());
+  output.num_tokens += delta.token_ids_size();
+  AddLogprobs(delta.logprobs(), output, piece);
+  const bool may_wait = piece.text.empty() || output.num_tokens >= max_tokens_;
+  if (may_wait && piece.num_tokens < kMaxWaitingTokens) return std::nullopt;
+  return Response();
+}
 
 std::optional<inference::ModelInferResponse> InferAnswer::Take(const v1::GenerateReply& reply) {
   switch (reply.event_case()) {
@@ -100,17 +119,7 @@ std::optional<inference::ModelInferResponse> InferAnswer::Take(const v1::Generat
       num_input_tokens_ = static_cast<std::uint32_t>(reply.start().prompt_tokens());
       queued_ = FromMs(reply.start().queue_ms());
       return std::nullopt;
-    case v1::GenerateReply::kDelta: {
-      const v1::GenerateDelta& delta = reply.delta();
-      std::vector<Piece> pieces(outputs_.size());
-      const auto index = static_cast<std::size_t>(delta.index());
-      CHECK(index < pieces.size());
-      Piece& piece = pieces[index];
-      piece.text = delta.text();
-      piece.num_tokens = static_cast<std::uint32_t>(delta.token_ids_size());
-      AddLogprobs(delta.logprobs(), outputs_[index], piece);
-      return Response(pieces);
-    }
+    case v1::GenerateReply::kDelta: return TakeDelta(reply.delta());
     case v1::GenerateReply::kFinish: {
       const auto index = static_cast<std::size_t>(reply.finish().index());
       CHECK(index < outputs_.size());
@@ -122,23 +131,22 @@ std::optional<inference::ModelInferResponse> InferAnswer::Take(const v1::Generat
   }
 }
 
-inference::ModelInferResponse InferAnswer::Ended() const { return Response(std::vector<Piece>(outputs_.size())); }
+inference::ModelInferResponse InferAnswer::Ended() { return Response(); }
 
 inference::ModelInferResponse InferAnswer::Whole(const v1::GenerateResponse& whole) {
   num_input_tokens_ = static_cast<std::uint32_t>(whole.start().prompt_tokens());
   queued_ = FromMs(whole.start().queue_ms());
   TakeUsage(whole.usage());
-  std::vector<Piece> pieces(outputs_.size());
   for (const v1::GenerateOutput& output : whole.outputs()) {
     const auto index = static_cast<std::size_t>(output.index());
-    CHECK(index < pieces.size());
-    Piece& piece = pieces[index];
+    CHECK(index < outputs_.size());
+    Piece& piece = pieces_[index];
     piece.text = output.text();
     piece.num_tokens = static_cast<std::uint32_t>(output.token_ids_size());
     AddLogprobs(output.logprobs(), outputs_[index], piece);
     outputs_[index].finish_reason = NameOf(output.finish().reason());
   }
-  return Response(pieces);
+  return Response();
 }
 
 }  // namespace nibble::kserve

@@ -35,8 +35,9 @@ constexpr std::size_t kMaxSamplingBytes = 64 << 10;  // of the JSON, which is pa
 constexpr std::size_t kMaxIdBytes = 128;             // as GenerateRequest.request_id
 constexpr std::int32_t kMaxOutputs = 16;             // as Sampling.n; checked here because answers reserve them
 constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
-constexpr double kTemperature = 1;       // vLLM's default, where the gRPC API is greedy
-constexpr std::int32_t kMaxTokens = 16;  // vLLM's default
+constexpr std::int32_t kMaxLogprobs = 20;  // as OutputOptions.logprobs
+constexpr double kTemperature = 1;         // vLLM's default, where the gRPC API is greedy
+constexpr std::int32_t kMaxTokens = 16;    // vLLM's default
 
 constexpr char kTimeout[] = "timeout";
 constexpr char kPriority[] = "priority";
@@ -158,8 +159,12 @@ absl::Status ReadParameters(Json parameters, InferCall& call) {
   ReadStopping(fields, *call.request.mutable_stopping());
   const auto logprobs = Int32(fields, "logprobs");
   call.has_logprobs = logprobs.has_value();
-  if (logprobs.has_value() || call.cumulative_logprob)
-    call.request.mutable_output()->set_logprobs(logprobs.value_or(0));
+  call.num_logprobs = logprobs.value_or(0);
+  if (logprobs.has_value() || call.cumulative_logprob) {
+    // With all alternatives, the rank of most tokens is known. A wrong number is sent unchanged, for its error.
+    const bool ranks = logprobs.has_value() && call.logprobs && *logprobs >= 0 && *logprobs < kMaxLogprobs;
+    call.request.mutable_output()->set_logprobs(ranks ? kMaxLogprobs : call.num_logprobs);
+  }
   if (const auto skip = fields.Bool("skip_special_tokens"))
     call.request.mutable_output()->set_include_special_tokens(!*skip);
   fields.Neutral("best_of", 1);

@@ -25,6 +25,7 @@ struct InferCall {
   bool num_input_tokens = false;
   bool num_output_tokens = false;
   bool has_logprobs = false;               // the sampling parameters ask for logprobs
+  int num_logprobs = 0;                    // alternatives of each token in them; the request may ask for more
   bool empty_final = false;                // the last response of a stream has no tensors
   std::string sampling = kSamplingTensor;  // where the sampling parameters were, for messages
 };

@@ -26,6 +26,7 @@ InferCall AllOutputs(int n = 1) {
   call.request.set_model("m");
   call.id = "7";
   call.n = n;
+  call.request.mutable_stopping()->set_max_tokens(100);
   call.finish_reason = call.cumulative_logprob = call.logprobs = call.num_input_tokens = call.num_output_tokens = true;
   return call;
 }
@@ -62,6 +63,33 @@ TEST(InferAnswerTest, StreamHasAResponseForEachDeltaAndOneForTheEnd) {
   EXPECT_EQ(answer.Empty().id(), "7");
 }
 
+// As those of vLLM's backend, whose clients expect the finish reason and a token in the last response.
+TEST(InferAnswerTest, LastTokenAndTokensWithoutATextWaitForTheNextResponse) {
+  InferCall call = AllOutputs();
+  call.request.mutable_stopping()->set_max_tokens(4);
+  InferAnswer answer(call);
+  EXPECT_TRUE(answer.Take(Reply("delta { text: 'a' token_ids: 1 }")).has_value());
+  EXPECT_FALSE(answer.Take(Reply("delta { token_ids: 2 }")).has_value()) << "half a character";
+  auto response = answer.Take(Reply("delta { text: 'b' token_ids: 3 }"));
+  ASSERT_TRUE(response.has_value());
+  EXPECT_EQ(NumberOf<std::uint32_t>(*response, "num_output_tokens"), 2u);
+  EXPECT_FALSE(answer.Take(Reply("delta { text: 'c' token_ids: 4 }")).has_value()) << "the last of max_tokens";
+  EXPECT_FALSE(answer.Take(Reply("delta { text: 'd' }")).has_value()) << "held back by a stop string";
+  EXPECT_FALSE(answer.Take(Reply("finish { reason: FINISH_REASON_LENGTH }")).has_value());
+  response = answer.Ended();
+  EXPECT_THAT(TextsOf(*response, "text_output"), ElementsAre("cd"));
+  EXPECT_THAT(TextsOf(*response, "finish_reason"), ElementsAre("length"));
+  EXPECT_EQ(NumberOf<std::uint32_t>(*response, "num_output_tokens"), 1u);
+}
+
+TEST(InferAnswerTest, TokensWithoutATextDoNotWaitForever) {
+  const InferCall call = AllOutputs();
+  InferAnswer answer(call);
+  int waited = 0;
+  while (!answer.Take(Reply("delta { token_ids: 2 }")).has_value()) ++waited;
+  EXPECT_EQ(waited, 15);
+}
+
 TEST(InferAnswerTest, EveryOutputHasAnElement) {
   const InferCall call = AllOutputs(3);
   InferAnswer answer(call);
@@ -75,14 +103,18 @@ TEST(InferAnswerTest, EveryOutputHasAnElement) {
 TEST(InferAnswerTest, LogprobsAreVllmsDictionaries) {
   InferCall call = AllOutputs();
   call.has_logprobs = true;
+  call.num_logprobs = 2;
   InferAnswer answer(call);
-  const auto response = answer.Take(Reply(
-      "delta { token_ids: 4 logprobs { token_id: 4 logprob: -2 token: '\\xff' top { token_id: 9 logprob: -1 token: "
-      "'x' } top { token_id: 8 logprob: -inf token: 'y' } } }"));
+  const auto response =
+      answer.Take(Reply("delta { text: 'z' token_ids: 4 logprobs { token_id: 4 logprob: -2 token: '\\xff' "
+                        "top { token_id: 9 logprob: -1 token: 'x' } top { token_id: 8 logprob: -inf token: 'y' } "
+                        "top { token_id: 7 logprob: -3 } } }"));
+  ASSERT_TRUE(response.has_value());
   const auto json = base::ParseJson(TextsOf(*response, "logprobs").at(0));
   ASSERT_TRUE(json.ok()) << json.status();
   ASSERT_EQ(json->size(), 1u);
   const base::Json& token = json->front();
+  EXPECT_EQ(token.size(), 3u) << "the alternatives that only show the rank are left out";
   EXPECT_EQ(token.begin().key(), "4") << "the token itself is first";
   EXPECT_EQ(token["4"]["logprob"], -2);
   EXPECT_TRUE(token["4"]["rank"].is_null()) << "it is not among the alternatives";
@@ -108,6 +140,7 @@ TEST(InferAnswerTest, WholeResponseHasAllOutputs) {
 
 TEST(InferAnswerTest, OutputsThatWereNotAskedForAreAbsent) {
   InferCall call;
+  call.request.mutable_stopping()->set_max_tokens(100);
   InferAnswer answer(call);
   const auto response = answer.Take(Reply("delta { text: 'a' }"));
   ASSERT_EQ(response->outputs_size(), 1);

@@ -58,6 +58,21 @@ TEST(InferRequestTest, ReadsNumbersAndTruthValuesThatAreTexts) {
   EXPECT_TRUE(call->has_logprobs);
 }
 
+TEST(InferRequestTest, LogprobsAreRequestedWithAlternativesThatShowTheRank) {
+  ModelInferRequest request = InferRequest("m", "x", R"({"logprobs": 2})");
+  EXPECT_EQ(ParseInfer(request, true)->request.output().logprobs(), 2) << "nobody asked for the tensor";
+  AddBool(request, "return_logprobs");
+  const auto call = ParseInfer(request, true);
+  EXPECT_EQ(call->request.output().logprobs(), 20);
+  EXPECT_EQ(call->num_logprobs, 2);
+  request = InferRequest("m", "x", R"({"logprobs": -1})");
+  AddBool(request, "return_logprobs");
+  EXPECT_EQ(ParseInfer(request, true)->request.output().logprobs(), -1) << "its error names the number";
+  request = InferRequest("m", "x");
+  AddBool(request, "return_cumulative_logprob");
+  EXPECT_EQ(ParseInfer(request, true)->request.output().logprobs(), 0);
+}
+
 TEST(InferRequestTest, ErrorsNameTheParameterAndWhatItGot) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"[]", "sampling_parameters: is an array, wanted an object"},
