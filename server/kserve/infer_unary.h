@@ -1,8 +1,11 @@
 // ModelInfer.
 #pragma once
+#include <google/protobuf/message.h>
+
+#include <cstddef>
 #include <memory>
 
-#include "absl/time/time.h"
+#include "absl/status/status.h"
 #include "inference/grpc_service.pb.h"
 #include "server/kserve/infer_request.h"
 #include "server/kserve/inner_calls.h"

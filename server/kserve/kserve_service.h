@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "inference/grpc_service.grpc.pb.h"
 #include "server/base/mutex.h"

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "inference/grpc_service.pb.h"
 #include "nibble/v1/model_service.pb.h"
 #include "server/kserve/inner_calls.h"

@@ -29,7 +29,7 @@ bool ReachedAModel(absl::StatusCode code) {
 }  // namespace
 
 inference::ModelStatistics& Statistics::Entry(const std::string& model) {
-  // Names of models that were deleted, or never existed: a cancel may come before the name is looked up.
+  // An entry without an answer may be of a name that never existed: a cancel may come before the name is looked up.
   if (models_.size() >= kMaxModels && !models_.contains(model)) {
     std::erase_if(models_, [](const auto& entry) { return entry.second.inference_count() == 0; });
     if (models_.size() >= kMaxModels) models_.erase(models_.begin());
