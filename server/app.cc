@@ -32,6 +32,7 @@
 #include "server/jobs/controller.h"
 #include "server/jobs/job_metrics.h"
 #include "server/jobs/method.h"
+#include "server/kserve/kserve_service.h"
 #include "server/kube/last_exit.h"
 #include "server/metered_files.h"
 #include "server/openai_server.h"
@@ -139,6 +140,7 @@ struct App::State {
   std::unique_ptr<rpc::OperationsService> operations_service;
   std::unique_ptr<rpc::TrainerReportService> report_service;
   std::unique_ptr<rpc::TrainerReportService> network_report_service;  // of --report_address
+  std::unique_ptr<kserve::KServeService> kserve;                      // null without --kserve
   std::unique_ptr<Drainer> drainer;  // declared before `grpc`, because a call may begin a drain
   GrpcServer grpc;
   std::unique_ptr<OpenAiServer> openai;  // null without --openai_address
@@ -411,11 +413,23 @@ absl::Status App::State::StartGrpc() {
   }
   rpc::RegisterMethods(metrics);
 
-  const std::vector<grpc::Service*> services = {dataset_service.get(),    fine_tune_service.get(), model_service.get(),
-                                                inference_service.get(),  server_service.get(),    upload_service.get(),
-                                                operations_service.get(), report_service.get()};
+  std::vector<grpc::Service*> services = {dataset_service.get(),    fine_tune_service.get(), model_service.get(),
+                                          inference_service.get(),  server_service.get(),    upload_service.get(),
+                                          operations_service.get(), report_service.get()};
+  if (options.kserve) {
+    kserve =
+        std::make_unique<kserve::KServeService>(*call_environment, kVersion, [this] { return ready && !draining; });
+    rpc::RegisterService(metrics, kserve::kServiceName);
+    services.push_back(kserve.get());
+  }
   NIBBLE_ASSIGN_OR_RETURN(
       grpc, StartGrpcServer(options, state->paths.trainer_socket(), *authority, services, *network_report_service));
+  if (kserve == nullptr) return absl::OkStatus();
+  grpc.more_services.emplace_back(kserve::kServiceName);
+  grpc.SetHealth(true);
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);  // the server limits its messages
+  kserve->Connect(grpc.server->InProcessChannel(arguments));
   return absl::OkStatus();
 }
 

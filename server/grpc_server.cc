@@ -151,6 +151,7 @@ void GrpcServer::SetHealth(bool serving) {
   if (health == nullptr) return;
   health->SetServingStatus(serving);
   for (const char* name : rpc::kServices) health->SetServingStatus(name, serving);
+  for (const std::string& name : more_services) health->SetServingStatus(name, serving);
 }
 
 absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std::string& trainer_socket,

@@ -39,6 +39,8 @@ struct GrpcServer {
   int report_port = 0;
   std::string trainer_address;  // "unix:..." if trainers cannot use the public listener; "" if they can
 
+  std::vector<std::string> more_services;  // with a health status too, besides rpc::kServices
+
   void SetHealth(bool serving);  // of the server and of every service
 };
 

@@ -152,6 +152,8 @@ void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
   AddSecurityFlags(cli, options.security);
   AddReportFlags(cli, options.report);
   AddOpenAiFlags(cli, options.openai);
+  cli.add_flag("--kserve", options.kserve,
+               "Serve KServe's V2 inference protocol, for Triton's clients, on --grpc_address too (docs/clients.md)");
   cli.add_option("--threads", options.threads, "Number of threads of the compute kernels")->check(CLI::Range(1, 1024));
   cli.add_option("--trainer_threads", options.trainer_threads,
                  "Number of threads of each trainer, and of CPUs that its pod requests; 0: --threads")

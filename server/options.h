@@ -65,6 +65,7 @@ struct AppOptions : Limits {
   SecurityOptions security;
   ReportOptions report;
   OpenAiOptions openai;
+  bool kserve = false;  // serves KServe's V2 protocol on grpc_address too
   // File system of the state directory; nullptr: the real one. Tests inject faults. Must outlive the App.
   base::FileSystem* files = nullptr;
 

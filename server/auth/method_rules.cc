@@ -73,6 +73,28 @@ constexpr MethodRule kRules[] = {
     {"google.longrunning.Operations/DeleteOperation", kByRole, Role::kTrain},
     {"google.longrunning.Operations/CancelOperation", kByRole, Role::kInfer},  // below train: own operations only
 
+    // With --kserve. The role of each method is that of its counterpart above.
+    {"inference.GRPCInferenceService/ServerLive", Access::kHealth, Role::kViewer},
+    {"inference.GRPCInferenceService/ServerReady", Access::kHealth, Role::kViewer},
+    {"inference.GRPCInferenceService/ModelReady", kByRole, Role::kViewer},
+    {"inference.GRPCInferenceService/ServerMetadata", kByRole, Role::kViewer},
+    {"inference.GRPCInferenceService/ModelMetadata", kByRole, Role::kViewer},
+    {"inference.GRPCInferenceService/ModelInfer", kByRole, Role::kInfer},
+    {"inference.GRPCInferenceService/ModelStreamInfer", kByRole, Role::kInfer},
+    {"inference.GRPCInferenceService/ModelConfig", kByRole, Role::kViewer},
+    {"inference.GRPCInferenceService/ModelStatistics", kByRole, Role::kViewer},
+    {"inference.GRPCInferenceService/RepositoryIndex", kByRole, Role::kViewer},
+    {"inference.GRPCInferenceService/RepositoryModelLoad", kByRole, Role::kTrain},
+    {"inference.GRPCInferenceService/RepositoryModelUnload", kByRole, Role::kTrain},
+    {"inference.GRPCInferenceService/SystemSharedMemoryStatus", kByRole, Role::kViewer},
+    {"inference.GRPCInferenceService/SystemSharedMemoryRegister", kByRole, Role::kAdmin},
+    {"inference.GRPCInferenceService/SystemSharedMemoryUnregister", kByRole, Role::kAdmin},
+    {"inference.GRPCInferenceService/CudaSharedMemoryStatus", kByRole, Role::kViewer},
+    {"inference.GRPCInferenceService/CudaSharedMemoryRegister", kByRole, Role::kAdmin},
+    {"inference.GRPCInferenceService/CudaSharedMemoryUnregister", kByRole, Role::kAdmin},
+    {"inference.GRPCInferenceService/TraceSetting", kByRole, Role::kAdmin},
+    {"inference.GRPCInferenceService/LogSettings", kByRole, Role::kAdmin},
+
     {"grpc.health.v1.Health/Check", Access::kHealth, Role::kViewer},
     {"grpc.health.v1.Health/Watch", Access::kHealth, Role::kViewer},
     {"grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", Access::kReflection, Role::kViewer},

@@ -18,6 +18,7 @@ namespace {
 
 constexpr char kRequestIdKey[] = "x-request-id";
 constexpr std::string_view kServerService = "nibble.v1.ServerService";
+constexpr std::string_view kTrainerService = "nibble.internal.v1.TrainerReportService";
 constexpr std::size_t kMaxRequestIdBytes = 64;
 // A client's deadline passes sooner at the client than here: the call spent time on the way, and gRPC rounds the
 // timeout up to three digits, by at most a hundredth (timeout_encoding.cc).
@@ -110,7 +111,7 @@ Call::Call(CallEnvironment& environment, grpc::CallbackServerContext* context, C
     if (principal.ok()) principal_ = *std::move(principal);
   }
   // While the server drains, administrators need its status, and trainers report their checkpoints.
-  const bool stays_open = service_ == kServerService || type_ == CallType::kBidiStream;
+  const bool stays_open = service_ == kServerService || service_ == kTrainerService;
   if (admitted_.ok() && environment_.draining && !stays_open) {
     admitted_ = base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
   }

@@ -127,7 +127,7 @@ class Call {
 
  private:
   bool PastDeadline() const;
-  // Watches and trainer reports run until the client or a drain ends them.
+  // Watches, trainer reports and streams of KServe's requests run until the client or a drain ends them.
   bool EndsByItself() const { return type_ != CallType::kBidiStream && !method_.starts_with("Watch"); }
 
   CallEnvironment& environment_;

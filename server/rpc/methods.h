@@ -45,6 +45,8 @@ inline constexpr const char* kUnimplemented[] = {"nibble.v1.ServerService/SetRes
                                                  "UploadDatasetHeader.field_map",
                                                  "UploadDatasetHeader.format INSTRUCTION, TOKENIZED"};
 
-void RegisterMethods(telemetry::Metrics& metrics);
+// Creates the metric series of a service's methods with the value 0.
+void RegisterService(telemetry::Metrics& metrics, const char* name);
+void RegisterMethods(telemetry::Metrics& metrics);  // of all kServices
 
 }  // namespace nibble::rpc

@@ -27,6 +27,7 @@ MAY = {
     "kube": ["base"],
     "messages": ["base"],
     "openai": ["base", "auth", "http", "messages"],
+    "kserve": ["base", "auth", "rpc", "openai"],
     "registry": ["base", "auth", "telemetry", "text", "model", "store", "data", "convert"],
     "operations": ["base", "auth", "registry"],
     "rpc": ["base", "telemetry", "text", "model", "store", "data", "jobs", "plan", "convert", "serve", "auth", "registry",
@@ -44,11 +45,12 @@ ONLY_IN = {
     r"re2/": ["server/model/module_pattern"],
     r"boost/": ["server/http", "server/kube", "client/http_get"],
     # Headers that are generated from protos: logic does not depend on the messages of the API.
-    r"nibble/|google/(longrunning|rpc)/|.*[.]pb[.]h$": ["server/rpc", "server/messages", "server/openai", "server/trainer/reporter",
+    r"nibble/|google/(longrunning|rpc)/|.*[.]pb[.]h$": ["server/rpc", "server/messages", "server/openai", "server/kserve", "server/trainer/reporter",
                                                             "server/grpc_server", "client"],
     # gRPC itself. Besides those above: checks of tokens, certificates, the composition root (app.cc), gRPC's limits and log.
     r"google/protobuf/|grpc": ["server/rpc", "server/auth/auth_processor", "server/auth/tls", "server/trainer/reporter",
-                               "server/messages", "server/openai", "server/grpc_server", "server/app.cc", "server/limits.cc", "server/library_log.cc", "client"],
+                               "server/messages", "server/openai", "server/kserve", "server/grpc_server", "server/app.cc", "server/limits.cc",
+                               "server/library_log.cc", "client"],
 }
 
 

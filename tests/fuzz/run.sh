@@ -27,7 +27,7 @@ done
 if [[ -n $runs ]]; then seconds=${seconds:-0}; fi
 seconds=${seconds:-60} runs=${runs:--1}
 if ((${#targets[@]} == 0)); then
-  targets=(safetensors manifest json jsonl tokenizer job_spec gguf chat_template packed_weights metric_labels names multipart)
+  targets=(safetensors manifest json jsonl tokenizer job_spec gguf chat_template packed_weights metric_labels names multipart infer_request)
 fi
 work=$root/build/fuzz
 mkdir -p "$work/findings" "$work/logs"

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "google/longrunning/operations.pb.h"
+#include "inference/grpc_service.pb.h"
 #include "nibble/internal/v1/trainer_report.pb.h"
 #include "nibble/v1/dataset_service.pb.h"
 #include "nibble/v1/fine_tune_service.pb.h"
@@ -80,6 +81,7 @@ TEST(AuthMethodsTest, S1EveryMethodOfEveryServiceHasOneRule) {
   std::set<std::string> methods;
   std::vector<std::string> services(std::begin(rpc::kServices), std::end(rpc::kServices));
   services.push_back("nibble.internal.v1.TrainerReportService");
+  services.push_back("inference.GRPCInferenceService");
   // These calls link the messages' files in: the pool below finds only services of linked files.
   internal::v1::Hello::descriptor();
   v1::ListDatasetsRequest::descriptor();
@@ -89,6 +91,7 @@ TEST(AuthMethodsTest, S1EveryMethodOfEveryServiceHasOneRule) {
   v1::GetServerInfoRequest::descriptor();
   v1::GetUploadRequest::descriptor();
   google::longrunning::Operation::descriptor();
+  inference::ServerLiveRequest::descriptor();
   for (const std::string& name : services) {
     const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(name);
     ASSERT_NE(service, nullptr) << name;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "client/cli/app.h"
+#include "inference/grpc_service.pb.h"
 #include "nibble/internal/v1/trainer_report.pb.h"
 #include "server/base/strings.h"
 #include "server/rpc/methods.h"
@@ -71,6 +72,8 @@ std::set<std::string> Methods() {
   std::vector<std::string> services(std::begin(rpc::kServices), std::end(rpc::kServices));
   internal::v1::ReportRequest::descriptor();  // links its file
   services.push_back("nibble.internal.v1.TrainerReportService");
+  inference::ServerLiveRequest::descriptor();
+  services.push_back("inference.GRPCInferenceService");
   for (const std::string& service_name : services) {
     const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(service_name);
     EXPECT_NE(service, nullptr) << service_name;
