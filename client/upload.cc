@@ -203,7 +203,7 @@ absl::Status Client::RetryUpload(const std::string& id, bool resumed,
   if (resumed) {
     auto found = Call(&v1::UploadService::Stub::GetUpload, request);
     if (!found.ok()) return found.status();
-    arrived = *std::move(found);
+    if (found->committed_bytes() > 0) arrived = *std::move(found);  // offset 0 begins a new upload, as below
   }
   absl::Duration wait = options_.first_wait;
   absl::Status unknown;  // why it is not known which bytes have arrived; Ok if it is known

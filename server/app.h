@@ -26,8 +26,8 @@ class App {
 
   int grpc_port() const;
   int http_port() const;
-  int report_port() const;
-  int openai_port() const;  // 0 without --openai_address  // 0 without --report_address
+  int report_port() const;  // 0 without --report_address
+  int openai_port() const;  // 0 without --openai_address
 
  private:
   struct State;

@@ -16,6 +16,7 @@ using base::StrCat;
 
 namespace {
 constexpr char kFlag[] = "--openai_address";
+constexpr std::size_t kMinBodies = 4;  // of the largest size that fit into memory together
 }  // namespace
 
 absl::Status CheckOpenAiFlags(const AppOptions& options) {
@@ -90,6 +91,7 @@ absl::StatusOr<std::unique_ptr<OpenAiServer>> OpenAiServer::Start(const AppOptio
   auto state = std::make_unique<State>(grpc.server->InProcessChannel(arguments), authority, std::move(gateway));
   http::ExchangeOptions listen{.flag = kFlag, .address = options.openai.address, .tls = nullptr, .limits = {}};
   listen.limits.max_body_bytes = static_cast<std::size_t>(options.max_receive_bytes);
+  listen.limits.max_bodies_bytes = std::max(listen.limits.max_bodies_bytes, kMinBodies * listen.limits.max_body_bytes);
   if (grpc.tls != nullptr) {
     state->certificates = std::make_unique<Certificates>(*grpc.tls);
     listen.tls = [certificates = state->certificates.get()] { return certificates->Now(); };

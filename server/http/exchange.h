@@ -29,8 +29,9 @@ struct RequestHead {
   std::string peer;                                             // "ipv4:127.0.0.1:1234", as gRPC writes it
   std::vector<std::string> certificate_names;  // of the client's verified certificate: "dns:example.org"
   std::string request_id;                      // set by the handler's Admit()
-  Fields answer_fields;                        // likewise; added to every answer to this request
-  // Likewise: the handler takes the body in pieces, at most this many bytes. nullopt: as one string.
+  std::string fairness_key;                    // set by Admit(): whose turn the request takes among the others
+  Fields answer_fields;                        // set by Admit(); added to every answer to this request
+  // Set by Admit(): the handler takes the body in pieces, at most this many bytes. nullopt: as one string.
   std::optional<std::size_t> streamed_body_bytes;
 
   // The value of a field that the request has once; "" if it has none or several.
@@ -84,7 +85,7 @@ class ExchangeHandler {
   // Called before the body is read, even if it is too large. A reply refuses the request and closes the connection.
   virtual std::optional<Reply> Admit(RequestHead& head) = 0;
   virtual void Handle(const std::shared_ptr<Exchange>& exchange) = 0;
-  // The server itself refuses a request: malformed, too large, too slow. `head` may be incomplete.
+  // The server itself refuses a request: malformed, too large, or too many at a time. `head` may be incomplete.
   virtual Reply Refusal(const RequestHead& head, unsigned status, std::string_view why) = 0;
 };
 

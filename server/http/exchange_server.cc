@@ -58,7 +58,7 @@ void ExchangeServer::State::Serve(boost::asio::ip::tcp::socket socket) {
   if (options.tls != nullptr) {
     if (auto now = options.tls(); now != material || context == nullptr) {
       auto made = MakeServerContext(*now);
-      // auth::TlsWatch has checked the texts, so this needs a shortage of memory. The last certificates stay in use.
+      // auth::TlsWatch has checked the texts, so this fails only if memory is short. The last certificates stay in use.
       if (!made.ok())
         base::LogError("the TLS files cannot be used for HTTP", {{"why", std::string(made.status().message())}});
       if (made.ok()) context = *std::move(made);

@@ -49,6 +49,7 @@ constexpr std::size_t kReadBytes = 2 << 10;
 constexpr std::size_t kPieceBytes = 64 << 10;  // of a streamed body, at most
 // The kernel would otherwise take up to 4 MiB for a client that does not read, which hides it from the engine.
 constexpr int kSendBufferBytes = 256 << 10;
+constexpr std::size_t kSendBytes = 256 << 10;
 constexpr std::size_t kLingerReadBytes = 16 << 10;
 
 std::string_view View(beast::string_view text) { return {text.data(), text.size()}; }
@@ -73,9 +74,11 @@ std::string Decoded(std::string_view path) {
 std::string PeerOf(const tcp::socket& socket) {
   Error ignored;  // a peer that has gone has no address
   const tcp::endpoint peer = socket.remote_endpoint(ignored);
-  const std::string address = peer.address().to_string();
-  return peer.address().is_v6() ? StrCat("ipv6:[", address, "]:", peer.port())
-                                : StrCat("ipv4:", address, ":", peer.port());
+  asio::ip::address address = peer.address();
+  if (address.is_v6() && address.to_v6().is_v4_mapped())
+    address = asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6());
+  return address.is_v6() ? StrCat("ipv6:[", address.to_string(), "]:", peer.port())
+                         : StrCat("ipv4:", address.to_string(), ":", peer.port());
 }
 
 bool IsHttpError(const Error& error) {
@@ -103,7 +106,11 @@ class Reserved {
     bytes_ += bytes;
     return true;
   }
-  void Release() { budget_.Give(std::exchange(bytes_, 0)); }
+  // Gives back all but `bytes`.
+  void Keep(std::size_t bytes) {
+    if (bytes < bytes_) budget_.Give(bytes_ - std::exchange(bytes_, bytes));
+  }
+  void Release() { Keep(0); }
 
  private:
   BodyBudget& budget_;
@@ -111,7 +118,8 @@ class Reserved {
 };
 
 // Transport: tcp::socket or TlsStream. Reads a request, gives it to the handler, writes the answer, and so on. While
-// the handler works, one read waits in the background, so that a client that closes its connection is noticed.
+// the handler works, one read waits in the background, so that a client that closes its connection is noticed, unless
+// it has sent the beginning of its next request.
 template <typename Transport>
 class Session final : public Connection, public std::enable_shared_from_this<Session<Transport>> {
  public:
@@ -352,6 +360,7 @@ asio::awaitable<bool> Session<Transport>::ReadBody() {
   SetDeadline(limits.body);
   const auto [error, read] = co_await beast::http::async_read(transport_, buffer_, *parser_, kAwait);
   if (closed()) co_return false;
+  reserved_.Keep(parser_->get().body().size());
   if (!error) co_return true;
   if (error == beast::http::error::body_limit) {
     PutTooLarge(limit);
@@ -439,6 +448,7 @@ asio::awaitable<bool> Session<Transport>::Respond() {
       open = co_await ReadPiece();
       continue;
     }
+    reserved_.Release();  // the handler has read the body
     ended = step.last;
     if (step.kind == PendingAnswer::Step::Kind::kCut) {
       Close();
@@ -453,7 +463,7 @@ asio::awaitable<bool> Session<Transport>::Respond() {
     deadline_.expires_at(asio::steady_timer::time_point::max());
     answer->Taken();
   }
-  answer->Gone();
+  if (!ended) answer->Gone();
   answer->Detach();
   answer_ = nullptr;
   reserved_.Release();
@@ -491,11 +501,17 @@ void Session<Transport>::PutPiece(PendingAnswer::Step step) {
 
 template <typename Transport>
 asio::awaitable<bool> Session<Transport>::Send() {
-  SetDeadline(context_.limits.write);
-  const auto [error, bytes] = co_await asio::async_write(transport_, asio::buffer(out_), kAwait);
+  // A deadline for each piece, so that a large answer may take longer.
+  bool open = true;
+  for (std::size_t sent = 0; open && sent < out_.size(); sent += kSendBytes) {
+    SetDeadline(context_.limits.write);
+    const auto piece = asio::buffer(out_.data() + sent, std::min(kSendBytes, out_.size() - sent));
+    const auto [error, bytes] = co_await asio::async_write(transport_, piece, kAwait);
+    open = !error;
+  }
   out_ = {};
-  if (error) Close();
-  co_return !error;
+  if (!open) Close();
+  co_return open;
 }
 
 template <typename Transport>

@@ -18,9 +18,9 @@ class InferAnswer {
   // `call` must outlive this object.
   explicit InferAnswer(const InferCall& call);
 
-  // The response of the next reply of a stream; nullopt: none yet. Tokens without a text, and the last token that
-  // max_tokens allows, wait for the next response, so that usually the last response has a token and the finish reason,
-  // as that of vLLM's backend.
+  // Takes the next reply of a stream. Returns a response; nullopt: there is none yet. Tokens without a text, and the
+  // last token that max_tokens allows, wait for the next response. So the last response usually has a token and the
+  // finish reason, as in vLLM's backend.
   std::optional<inference::ModelInferResponse> Take(const v1::GenerateReply& reply);
   // The last response with tensors of a stream: what waits, and how the outputs ended.
   inference::ModelInferResponse Ended();

@@ -205,7 +205,10 @@ absl::StatusOr<Json> ReadRequestParameters(const Parameters& parameters, InferCa
       const std::int64_t micros =
           value.has_uint64_param() ? static_cast<std::int64_t>(std::min<std::uint64_t>(value.uint64_param(), INT64_MAX))
                                    : value.int64_param();
-      if (!whole || micros < 0) return FieldError(field, "wanted a number of microseconds, 0 or more");
+      if (!whole || micros < 0) {
+        return FieldError(field, StrCat("is ", base::Dump(ToJson(value)).substr(0, kMaxNameBytes),
+                                        ", wanted a number of microseconds, 0 or more"));
+      }
       if (micros > 0) *call.request.mutable_queue_timeout() = rpc::ToProto(absl::Microseconds(micros));
     } else if (key == kEmptyFinal) {
       if (!value.has_bool_param()) return FieldError(field, "wanted true or false");
@@ -287,7 +290,8 @@ absl::StatusOr<InferCall> ParseInfer(const inference::ModelInferRequest& request
     return FieldError("stream", "is true, wanted false: only ModelStreamInfer answers with a stream");
   const auto exclude = tensors.GivenBool("exclude_input_in_output");
   if (call.stream && exclude == false)
-    return FieldError("exclude_input_in_output", "is false, wanted true or no tensor with a stream");
+    return FieldError("exclude_input_in_output",
+                      "is false, wanted true or no such tensor: a stream never repeats the prompt");
   if (!call.stream && exclude != true) call.request.mutable_output()->set_echo(true);
   call.finish_reason = tensors.Bool("return_finish_reason");
   call.cumulative_logprob = tensors.Bool("return_cumulative_logprob");

@@ -20,8 +20,9 @@ class InferStream {
   static constexpr std::size_t kMaxRunning = 64;
   static constexpr std::size_t kMaxQueued = 64;
 
-  // Each request becomes a call of nibble.v1. If the client goes, all are cancelled; the engine then frees their slots
-  // within one step. While the client reads slowly, they are not read either, so the engine waits (rpc/paced_stream.h).
+  // Each request becomes a call of nibble.v1. If the client goes, the stream cancels all calls; the engine then frees
+  // their slots within one step. While the client reads slowly, the stream stops reading the calls' replies, so the
+  // engine waits (rpc/paced_stream.h).
   // Without `stubs`, fails with NotConnected(). `environment` and `statistics` must outlive the call.
   static Reactor* Begin(rpc::CallEnvironment& environment, grpc::CallbackServerContext* context,
                         std::shared_ptr<const Stubs> stubs, Statistics& statistics);

@@ -52,7 +52,10 @@ ClientIdentity::ClientIdentity(const rpc::Call& call, const grpc::CallbackServer
 }
 
 void ClientIdentity::AddTo(grpc::ClientContext& context) const {
-  for (const std::string& value : authorization_) context.AddMetadata("authorization", value);
+  for (const std::string& value : authorization_) {
+    context.AddMetadata("authorization",
+                        auth::IsPrintableAscii(value) ? value : "malformed");  // refused as such a token
+  }
   context.AddMetadata("x-request-id", request_id_);
   context.AddMetadata(auth::kForwardSecretKey, forward_secret_);
   context.AddMetadata(auth::kForwardPeerKey, peer_);

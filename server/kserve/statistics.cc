@@ -14,7 +14,7 @@ void Add(absl::Duration took, inference::StatisticDuration& total) {
   total.set_ns(total.ns() + static_cast<std::uint64_t>(std::max<std::int64_t>(0, absl::ToInt64Nanoseconds(took))));
 }
 
-// Whether only a request for a model of this server ends with the code.
+// Whether the code shows that the request had reached a model.
 bool ReachedAModel(absl::StatusCode code) {
   switch (code) {
     case absl::StatusCode::kCancelled:

@@ -13,7 +13,7 @@ namespace {
 
 using inference::ModelInferResponse;
 
-// Counts the end of a request, sends the last responses of a good one, and returns its status for the client.
+// Counts the end of a request. Sends the last responses of one that succeeded. Returns the status for the client.
 absl::Status EndOf(RequestOwner& owner, const InferCall& call, const grpc::Status& status, absl::Duration began,
                    const InferAnswer& answer, ModelInferResponse last) {
   base::Clock& clock = owner.environment().clock;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "server/base/error.h"
@@ -125,6 +126,12 @@ ApiError FromStatus(const absl::Status& status) {
   const auto metadata = base::ReasonMetadata(status);
   ApiError error = Make(status.code(), std::string(status.message()), base::Reason(status), metadata);
   if (const auto field = metadata.find("field"); field != metadata.end()) error.param = field->second;
+  std::int64_t retry_ms = 0;
+  if (const auto retry = metadata.find("retry_ms");
+      retry != metadata.end() && absl::SimpleAtoi(retry->second, &retry_ms)) {
+    error.retry_after = absl::Milliseconds(retry_ms);
+    error.retry = true;
+  }
   return error;
 }
 

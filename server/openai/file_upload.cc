@@ -91,7 +91,7 @@ std::string NewFileId(const http::RequestHead& head) {
   const std::string key = head.Field("idempotency-key");
   if (key.empty()) return base::NewId("file");
   constexpr std::size_t kDigits = 24;
-  return StrCat("file-", base::Sha256Hex(StrCat(head.Field("authorization"), "\n", key)).substr(0, kDigits));
+  return StrCat("file-", base::Sha256Hex(StrCat(head.fairness_key, "\n", key)).substr(0, kDigits));
 }
 
 // Asks for a piece of the body, sends the file's part of it, and so on: at most one chunk is in memory besides the one
@@ -126,11 +126,13 @@ class FileUpload final : public grpc::ClientWriteReactor<v1::UploadDatasetReques
   http::Exchange& exchange() const { return *incoming_->exchange; }
 
   void AskForPiece() {
+    bool gone;
     {
       base::MutexLock lock(mutex_);
-      turn_ = gone_ ? Turn::kOver : Turn::kClient;
+      gone = gone_;
+      turn_ = gone ? Turn::kOver : Turn::kClient;
     }
-    if (turn() == Turn::kOver) return RemoveHold();
+    if (gone) return RemoveHold();
     exchange().ReadBody([self = shared_from_this()](std::string bytes, bool last) { self->TakePiece(bytes, last); });
   }
 
@@ -204,11 +206,6 @@ class FileUpload final : public grpc::ClientWriteReactor<v1::UploadDatasetReques
         status, [](std::string_view field) { return std::string(field.starts_with("line") ? field : "file"); });
     if (!error.param.empty()) error.param = "file";
     exchange().Answer(ToReply(error));
-  }
-
-  Turn turn() {
-    base::MutexLock lock(mutex_);
-    return turn_;
   }
 
   const std::shared_ptr<Incoming> incoming_;

@@ -11,6 +11,7 @@
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/base/utf8.h"
 #include "server/messages/message_json.h"
 #include "server/openai/json_fields.h"
 
@@ -28,6 +29,7 @@ constexpr std::int64_t kMaxEpochs = 1'000'000;
 constexpr std::size_t kMaxSuffixBytes = 40;
 constexpr std::size_t kMaxNameBytes = 63;  // of a model (base::CheckName)
 constexpr std::size_t kUniqueBytes = 8;
+constexpr std::size_t kMaxMetadata = 16;  // as labels of a job
 
 // Fields of the spec that a field of OpenAI's API sets.
 struct Name {
@@ -110,13 +112,17 @@ absl::StatusOr<const Json*> ReadMethod(const Json& method) {
 }
 
 absl::Status ReadMetadata(const Json& metadata, v1::JobSpec& spec) {
-  JsonFields fields(metadata, "metadata.");
-  if (!metadata.is_object()) return fields.Finish();
-  for (const auto& [key, value] : metadata.items()) {
-    const auto text = fields.String(key);
-    (*spec.mutable_labels())[key] = text.value_or("");
+  if (!metadata.is_object())
+    return base::FieldError("metadata", StrCat("is ", TypeName(metadata), ", wanted an object"));
+  if (metadata.size() > kMaxMetadata) {
+    return base::FieldError("metadata", StrCat("has ", metadata.size(), " entries, wanted at most ", kMaxMetadata));
   }
-  return fields.Finish();
+  for (const auto& [key, value] : metadata.items()) {
+    if (!value.is_string())
+      return base::FieldError(StrCat("metadata.", key), StrCat("is ", TypeName(value), ", wanted a string"));
+    (*spec.mutable_labels())[key] = value.get<std::string>();
+  }
+  return absl::OkStatus();
 }
 
 // BASE-SUFFIX-UNIQUE. A repeated request has the same name, and other requests with the same suffix have others.
@@ -165,6 +171,7 @@ std::string FineTuningCall::ClientField(std::string_view field) const {
 
 absl::StatusOr<FineTuningCall> ParseFineTuningJob(const Json& body, const std::string& idempotency_key) {
   FineTuningCall call;
+  if (!base::IsValidUtf8(idempotency_key)) return base::FieldError("Idempotency-Key", "is not UTF-8");
   call.request.set_request_id(idempotency_key);
   v1::JobSpec& spec = *call.request.mutable_spec();
   JsonFields fields(body);

@@ -8,6 +8,9 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/time/clock.h"
+#include "server/auth/forwarded.h"
+#include "server/auth/request_owner.h"
 #include "server/base/error.h"
 #include "server/base/ids.h"
 #include "server/base/json.h"
@@ -32,6 +35,7 @@ namespace {
 using base::StrCat;
 
 constexpr std::size_t kLargeBody = 64 << 10;
+constexpr std::size_t kMaxQuotedBytes = 200;  // of a client's text in an error
 constexpr std::size_t kMaxLargeBodies = 64;
 constexpr std::size_t kFormBytes = 64 << 10;    // of a form besides its file
 constexpr std::size_t kMaxRequestIdBytes = 64;  // as rpc/call.cc
@@ -201,6 +205,14 @@ const Gateway::Route* Gateway::Find(const http::RequestHead& head, bool* path_kn
   return nullptr;
 }
 
+std::string Gateway::AllowedMethods(std::string_view path) {
+  std::string methods;
+  for (const Route& route : Routes()) {
+    if (NameIn(route.path, path).has_value()) methods += StrCat(methods.empty() ? "" : ", ", route.method);
+  }
+  return methods;
+}
+
 http::Fields Gateway::CorsFields(const http::RequestHead& head) const {
   const std::string origin = head.Field("origin");
   const auto allowed = [&](const std::string& one) { return one == "*" || one == origin; };
@@ -220,7 +232,7 @@ std::optional<http::Reply> Gateway::Admit(http::RequestHead& head) {
   options_.count_requests(route == nullptr ? kUnknownRoute : LabelOf(*route), 1);
   if (options_.local_host_only && !IsLocalHost(head.Field("host"))) {
     return Refusal(head, 403,
-                   StrCat("Host: is \"", head.Field("host"),
+                   StrCat("Host: is \"", head.Field("host").substr(0, kMaxQuotedBytes),
                           "\", wanted localhost or an IP address, because this server has no tokens"));
   }
   if (cors && path_known && head.method == "OPTIONS") {  // a browser asks before the request of a web page
@@ -232,16 +244,26 @@ std::optional<http::Reply> Gateway::Admit(http::RequestHead& head) {
                                   {"Access-Control-Max-Age", "600"}}};
   }
   if (route == nullptr) {
-    return Refusal(
-        head, path_known ? 405 : 404,
-        StrCat(head.method, " ", head.path, path_known ? " is not allowed" : " is not an endpoint of this server"));
+    const std::string asked = StrCat(head.method, " ", head.path.substr(0, kMaxQuotedBytes));
+    if (!path_known) return Refusal(head, 404, StrCat(asked, " is not an endpoint of this server"));
+    http::Reply reply = Refusal(head, 405, StrCat(asked, " is not allowed"));
+    reply.fields.emplace_back("Allow", AllowedMethods(head.path));
+    return reply;
   }
-  const auto principal = authority_.Admit(route->grpc_method, CallerOf(head));
+  const auth::Caller caller = CallerOf(head);
+  if (!std::all_of(caller.authorization.begin(), caller.authorization.end(), auth::IsPrintableAscii)) {
+    return ToReply(FromStatus(base::WithReason(
+        absl::UnauthenticatedError("Authorization: has bytes that are not printable ASCII"), "TOKEN_INVALID")));
+  }
+  const auto principal = authority_.Admit(route->grpc_method, caller);
   if (!principal.ok()) return ToReply(FromStatus(principal.status()));
+  head.fairness_key = auth::FairnessKey(*principal);
   if (route->is_form) {
     // A web page may send a form without asking first (CORS).
     if (!head.Field("origin").empty() && !cors)
-      return Refusal(head, 403, StrCat("Origin: ", head.Field("origin"), " is not one of --openai_cors_origins"));
+      return Refusal(head, 403,
+                     StrCat("Origin: is \"", head.Field("origin").substr(0, kMaxQuotedBytes),
+                            "\", wanted one of --openai_cors_origins"));
     head.streamed_body_bytes = options_.max_file_bytes + kFormBytes;
     return std::nullopt;
   }
@@ -270,8 +292,15 @@ void Gateway::Handle(const std::shared_ptr<http::Exchange>& exchange) {
   if (route->is_form) return route->run(*this, std::move(incoming), base::Json(), "");
   auto body = std::make_shared<const std::string>(exchange->TakeBody());
   if (body->size() <= kLargeBody) return Run(*route, std::move(incoming), *body);
-  const bool accepted = parsers_.TryRun([this, route, incoming, body] { Run(*route, incoming, *body); });
-  if (!accepted) exchange->Answer(ToReply(FromStatus(base::TooManyWait(parsers_, ""))));
+  const std::string& principal = exchange->head().fairness_key;
+  const absl::Time came = absl::Now();
+  const bool accepted = parsers_.TryRun(
+      [this, route, incoming, body, came] {
+        parsers_.NoteWait(absl::Now() - came);
+        Run(*route, incoming, *body);
+      },
+      principal);
+  if (!accepted) exchange->Answer(ToReply(FromStatus(base::TooManyWait(parsers_, principal))));
 }
 
 void Gateway::Run(const Route& route, std::shared_ptr<Incoming> incoming, const std::string& body) {

@@ -50,6 +50,7 @@ class Gateway final : public http::ExchangeHandler {
   static const Route* Find(const http::RequestHead& head, bool* path_known);
   void Run(const Route& route, std::shared_ptr<Incoming> incoming, const std::string& body);
   static std::string LabelOf(const Route& route);
+  static std::string AllowedMethods(std::string_view path);
   http::Fields CorsFields(const http::RequestHead& head) const;
 
   const Stubs stubs_;

@@ -20,6 +20,11 @@ using base::Json;
 using base::StrCat;
 
 constexpr std::size_t kMaxStops = 4;
+// Limits of the gRPC API that are checked here too, because each of up to kMaxPrompts requests has a copy.
+constexpr std::size_t kMaxStopBytes = 256;
+constexpr std::size_t kMaxStopTokens = 128;
+constexpr std::size_t kMaxLogitBias = 300;
+constexpr std::size_t kMaxModelBytes = 128;
 constexpr std::int32_t kMaxChoices = 16;  // of a prompt, as Sampling.n; checked here because the answer reserves them
 constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
 
@@ -48,6 +53,8 @@ void ReadLogitBias(JsonFields& fields, v1::Sampling& sampling) {
   const Json* bias = fields.Any("logit_bias");
   if (bias == nullptr) return;
   if (!bias->is_object()) return fields.Fail("logit_bias", StrCat("is ", TypeName(*bias), ", wanted an object"));
+  if (bias->size() > kMaxLogitBias)
+    return fields.Fail("logit_bias", StrCat("has ", bias->size(), " tokens, wanted at most ", kMaxLogitBias));
   for (const auto& [key, value] : bias->items()) {
     std::int32_t token = 0;
     if (!absl::SimpleAtoi(key, &token))
@@ -76,16 +83,22 @@ void ReadSampling(JsonFields& fields, v1::Sampling& sampling) {
   if (const auto value = fields.Number("repetition_penalty")) sampling.set_repetition_penalty(*value);
 }
 
+void AddStop(JsonFields& fields, const std::string& stop, v1::Stopping& stopping) {
+  if (stop.size() > kMaxStopBytes)
+    return fields.Fail("stop", StrCat("has a string of ", stop.size(), " bytes, wanted at most ", kMaxStopBytes));
+  stopping.add_stop(stop);
+}
+
 void ReadStop(JsonFields& fields, v1::Stopping& stopping) {
   const Json* stop = fields.Any("stop");
   if (stop == nullptr) return;
-  if (stop->is_string()) return stopping.add_stop(stop->get<std::string>());
+  if (stop->is_string()) return AddStop(fields, stop->get_ref<const std::string&>(), stopping);
   const bool strings =
       stop->is_array() && std::all_of(stop->begin(), stop->end(), [](const Json& one) { return one.is_string(); });
   if (!strings) return fields.Fail("stop", "wanted a string or an array of strings");
   if (stop->size() > kMaxStops)
     return fields.Fail("stop", StrCat("has ", stop->size(), " strings, wanted at most ", kMaxStops));
-  for (const Json& one : *stop) stopping.add_stop(one.get<std::string>());
+  for (const Json& one : *stop) AddStop(fields, one.get_ref<const std::string&>(), stopping);
 }
 
 // Without a limit, an output ends at an end token or at the model's last position.
@@ -95,12 +108,14 @@ void ReadStopping(JsonFields& fields, v1::Stopping& stopping) {
   if (const auto value = Int32(fields, "min_tokens")) stopping.set_min_tokens(*value);
   if (const auto value = fields.Bool("ignore_eos")) stopping.set_ignore_eos(*value);
   if (const auto value = fields.Bool("include_stop_str_in_output")) stopping.set_include_stop(*value);
-  if (const Json* ids = fields.Array("stop_token_ids");
-      ids != nullptr && !AddIds(*ids, *stopping.mutable_stop_token_ids()))
-    fields.Fail("stop_token_ids", "wanted an array of token ids");
+  const Json* ids = fields.Array("stop_token_ids");
+  if (ids == nullptr) return;
+  if (ids->size() > kMaxStopTokens)
+    return fields.Fail("stop_token_ids", StrCat("has ", ids->size(), " tokens, wanted at most ", kMaxStopTokens));
+  if (!AddIds(*ids, *stopping.mutable_stop_token_ids())) fields.Fail("stop_token_ids", "wanted an array of token ids");
 }
 
-// Fields that have no effect here, and fields that the server has not.
+// Reads the fields that have no effect here, and those that the server accepts with one value only.
 void ReadOtherFields(JsonFields& fields) {
   for (const char* name : {"user", "metadata", "safety_identifier", "prompt_cache_key"}) fields.Ignore(name);
   fields.Neutral("store", false);
@@ -126,7 +141,11 @@ void ReadStream(JsonFields& fields, GenerateCall& call) {
 v1::GenerateRequest ReadCommon(JsonFields& fields, GenerateCall& call) {
   v1::GenerateRequest request;
   call.model = fields.String("model").value_or("");
-  if (call.model.empty()) fields.Fail("model", "wanted the name of a model");
+  if (call.model.empty()) fields.Fail("model", "is missing or empty, wanted the name of a model");
+  if (call.model.size() > kMaxModelBytes) {
+    fields.Fail("model", StrCat("has ", call.model.size(), " bytes, wanted at most ", kMaxModelBytes));
+    call.model.clear();
+  }
   request.set_model(call.model);
   ReadSampling(fields, *request.mutable_sampling());
   ReadStopping(fields, *request.mutable_stopping());

@@ -59,6 +59,17 @@ def test_chat_takes_a_text_or_messages(client):
     assert wanted.response.start.prompt_tokens == len(rendered.token_ids)
 
 
+def test_embed_takes_texts_or_token_ids(client):
+    ids = list(client.tokenize("small-int8", PROMPT).token_ids)
+    [vector] = client.embed("small-int8", PROMPT)
+    assert abs(sum(value * value for value in vector) - 1) < 1e-5
+    assert client.embed("small-int8", [ids[:3], ids])[1] == client.embed("small-int8", [PROMPT])[0] == vector
+    last = client.embed("small-int8", PROMPT, pooling="POOLING_LAST", normalize=False)[0]
+    assert len(last) == len(vector) and last != vector
+    with pytest.raises(errors.FieldError, match="texts: got texts and token ids"):
+        client.embed("small-int8", ["a", [1]])
+
+
 def test_leaving_a_stream_cancels_its_request(client):
     before = client.server_load().generated_tokens_total
     with client.generate_stream("small", PROMPT, n=16, max_tokens=900, temperature=1.0, ignore_eos=True) as stream:

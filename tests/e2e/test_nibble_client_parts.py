@@ -92,7 +92,7 @@ def test_methods_have_the_types_of_the_api():
                     continue
                 assert mine.request.DESCRIPTOR == method.input_type and mine.response.DESCRIPTOR == method.output_type
                 assert type(mine) is kinds[method.client_streaming, method.server_streaming], method.full_name
-    assert left == {"Score", "Embed", "Abort", "WatchLoad", "SetResourcePolicy"}
+    assert left == {"Score", "DownloadDataset", "Abort", "WatchLoad", "SetResourcePolicy"}
     assert len(modules) == 8 and all(path.startswith("/google.longrunning.Operations/") for path in table)
 
 

@@ -76,6 +76,7 @@ GENERATE_STREAM = ServerStream(_INFERENCE + "GenerateStream", v1.GenerateStreamR
 CHAT = Unary(_INFERENCE + "Chat", v1.ChatRequest, v1.GenerateResponse)
 CHAT_STREAM = ServerStream(_INFERENCE + "ChatStream", v1.ChatStreamRequest, v1.GenerateReply)
 SCORE_STREAM = ServerStream(_INFERENCE + "ScoreStream", v1.ScoreStreamRequest, v1.ScoreReply)
+EMBED = Unary(_INFERENCE + "Embed", v1.EmbedRequest, v1.EmbedResponse)
 TOKENIZE = Unary(_INFERENCE + "Tokenize", v1.TokenizeRequest, v1.TokenizeResponse)
 DETOKENIZE = Unary(_INFERENCE + "Detokenize", v1.DetokenizeRequest, v1.DetokenizeResponse)
 RENDER_TEMPLATE = Unary(_INFERENCE + "RenderTemplate", v1.RenderTemplateRequest, v1.RenderTemplateResponse)

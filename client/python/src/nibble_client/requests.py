@@ -93,6 +93,21 @@ def score_request(model: str, source: Prompt | v1.ChatInput, options: Mapping[st
     return set_prompt(request, source)
 
 
+def embed_request(model: str, texts: str | Sequence[Prompt], options: Mapping[str, object]) -> v1.EmbedRequest:
+    request = fill(v1.EmbedRequest(), {"model": model, **options})
+    every: Sequence[Prompt] = [texts] if isinstance(texts, str) else texts
+    kinds = {isinstance(text, str) for text in every}
+    if len(kinds) > 1:
+        field_error("texts", "texts and token ids", "either texts or lists of token ids")
+    if kinds == {True}:
+        return fill(request, {"texts": every})
+    return fill(request, {"token_ids": [{"ids": ids} for ids in every]})
+
+
+def vectors(response: v1.EmbedResponse) -> list[list[float]]:
+    return [list(embedding.values) for embedding in response.embeddings]
+
+
 _SECTIONS = ("data", "optim", "run", "publish")
 
 

@@ -1,7 +1,7 @@
 """The client: one object per server."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,8 @@ from nibble_client.connection import Retry, Tls, connection
 from nibble_client.errors import NibbleError
 from nibble_client.messages import fill
 from nibble_client.requests import (
-    GenerateOptions, Messages, Prompt, chat_input, generate_request, one_source, score_request, set_prompt)
+    GenerateOptions, Messages, Prompt, chat_input, embed_request, generate_request, one_source, score_request, set_prompt,
+    vectors)
 from nibble_client.retry import Backoff
 
 if TYPE_CHECKING:
@@ -149,6 +150,12 @@ class AsyncClient:
             except NibbleError as error:
                 pause = backoff.pause(error)  # the caller has seen nothing yet
             await sleep(pause)
+
+    async def embed(self, model: str, texts: str | Sequence[Prompt], *, pooling: str | int | None = None,
+                    normalize: bool | None = None) -> list[list[float]]:
+        """A vector for each text: texts, or lists of token ids. `pooling`: "POOLING_MEAN" (default) or "POOLING_LAST"."""
+        return vectors(await self._caller.long_call(
+            methods.EMBED, embed_request(model, texts, {"pooling": pooling, "normalize": normalize})))
 
     async def tokenize(self, model: str, text: str | None = None, *, messages: Messages | None = None,
                        add_generation_prompt: bool = True,

@@ -1,0 +1,61 @@
+# Generated from _async/datasets.py by generate.py.
+"""Datasets: upload, preview and delete them."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+from nibble_client import methods, v1
+from nibble_client._sync.caller import Caller
+from nibble_client._sync.operations import OnProgress
+from nibble_client._sync.sending import Sender
+from nibble_client._sync.transport import in_thread
+from nibble_client.files import Rows, dataset_file
+from nibble_client.messages import fill
+from nibble_client.requests import new_id
+
+
+class Datasets:
+    def __init__(self, caller: Caller, sender: Sender) -> None:
+        self._caller = caller
+        self._sender = sender
+
+    def upload(self, rows: Rows, name: str, *, format: str | None = None, upload_id: str | None = None,
+                     resume: bool = False, on_progress: OnProgress | None = None) -> v1.Dataset:
+        """Uploads rows as a new dataset: dicts with the fields of one format ({"text"}, {"prompt", "completion"} or
+        {"messages"}), a pandas.DataFrame with such columns, a datasets.Dataset, or the path of a JSONL or text file.
+
+        A lost stream continues where it stopped. To continue after the end of this program, give an `upload_id`, and
+        later the same rows with the same id and resume=True. `on_progress` may be called in another thread."""
+        header = fill(v1.UploadDatasetHeader(), {"name": name, "format": format, "upload_id": upload_id or new_id()})
+        with contextlib.ExitStack() as stack:
+            file = in_thread(stack.enter_context, dataset_file(rows))
+            header.size_bytes = file.size
+            return self._sender.dataset(header, file, resume, on_progress)
+
+    def copy_server_file(self, server_path: str, name: str, *, format: str | None = None) -> v1.Dataset:
+        """Makes a dataset of a file on the server, relative to nibbled's --import_root."""
+        header = fill(v1.UploadDatasetHeader(), {"name": name, "format": format, "server_path": server_path})
+
+        return self._sender.server_file(header)
+
+    def get(self, name: str) -> v1.Dataset:
+        return self._caller.call(methods.GET_DATASET, v1.GetDatasetRequest(name=name))
+
+    def delete(self, name: str, *, etag: str | None = None) -> None:
+        """Deletes a dataset; with an `etag`, only if it is that of the dataset."""
+        self._caller.call(methods.DELETE_DATASET, fill(v1.DeleteDatasetRequest(), {"name": name, "etag": etag}))
+
+    def preview(self, dataset: str, model: str, *, rows: int | None = None,
+                      data: Mapping[str, object] | v1.DataConfig | None = None) -> v1.PreviewDatasetResponse:
+        """The first rows as training would see them: tokens, and which of them count in the loss. `data` is the part
+        `data` of a job's spec. nibble_client.notebook.Mask shows the answer in colour."""
+        request = fill(v1.PreviewDatasetRequest(), {"dataset": dataset, "model": model, "n": rows, "data": data})
+        return self._caller.long_call(methods.PREVIEW_DATASET, request)
+
+    def list(self, *, page_size: int | None = None) -> Iterator[v1.Dataset]:
+        """The datasets by name, including damaged ones."""
+        request = fill(v1.ListDatasetsRequest(), {"page_size": page_size})
+        for page in self._caller.pages(methods.LIST_DATASETS, request):
+            for dataset in page.datasets:
+                yield dataset

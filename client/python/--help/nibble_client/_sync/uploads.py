@@ -1,0 +1,29 @@
+# Generated from _async/uploads.py by generate.py.
+"""Uploads that are in progress or not yet used."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nibble_client import methods, v1
+from nibble_client._sync.caller import Caller
+from nibble_client.messages import fill
+
+
+class Uploads:
+    """`upload_id` is that of datasets.upload or models.import_files."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    def get(self, upload_id: str) -> v1.Upload:
+        return self._caller.call(methods.GET_UPLOAD, v1.GetUploadRequest(upload_id=upload_id))
+
+    def cancel(self, upload_id: str) -> None:
+        """Drops the received bytes."""
+        self._caller.call(methods.CANCEL_UPLOAD, v1.CancelUploadRequest(upload_id=upload_id))
+
+    def list(self, *, page_size: int | None = None) -> Iterator[v1.Upload]:
+        request = fill(v1.ListUploadsRequest(), {"page_size": page_size})
+        for page in self._caller.pages(methods.LIST_UPLOADS, request):
+            for upload in page.uploads:
+                yield upload
