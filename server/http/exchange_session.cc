@@ -108,7 +108,9 @@ class Reserved {
   }
   // Gives back all but `bytes`.
   void Keep(std::size_t bytes) {
-    if (bytes < bytes_) budget_.Give(bytes_ - std::exchange(bytes_, bytes));
+    if (bytes >= bytes_) return;
+    budget_.Give(bytes_ - bytes);
+    bytes_ = bytes;
   }
   void Release() { Keep(0); }
 

@@ -122,7 +122,8 @@ def test_half_sent_requests_do_not_keep_others_waiting(server):
     b"POST /v1/completions HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"\r\n" * 1000, b"\x00" * 5000,
     b"GET " + b"/" * 70000 + b" HTTP/1.1\r\n\r\n", b"GET /v1/models HTTP/1.1\r\n" + b"A: b\r\n" * 3000 + b"\r\n",
     b"GET /v1/models/%00%2e%2e%2f HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /v1/models/%zz HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer \xe9\r\n\r\n",
+    b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer \ta\r\n\r\n"])
 def test_malformed_bytes_are_refused_or_closed(shared_openai, raw):
     client = connect(shared_openai)
     client.sendall(raw)
@@ -132,6 +133,8 @@ def test_malformed_bytes_are_refused_or_closed(shared_openai, raw):
         answer += piece
     client.close()
     assert answer == b"" or answer.startswith(b"HTTP/1.1 4"), answer[:200]
+    if b"Authorization" in raw:
+        assert answer.startswith(b"HTTP/1.1 401"), answer[:200]
     assert shared_openai.process.poll() is None
 
 

@@ -139,7 +139,7 @@ TEST(InferRequestTest, ParametersOfTheProtocolHaveTheirMeaning) {
   const std::vector<std::pair<std::string, std::string>> refused = {
       {"sequence_id", "parameters.sequence_id: is not supported: no model has a state that its requests share"},
       {"triton_other", "parameters.triton_other: is not a parameter of this server"},
-      {"timeout", "parameters.timeout: wanted a number of microseconds, 0 or more"},
+      {"timeout", "parameters.timeout: is -1, wanted a number of microseconds, 0 or more"},
       {"triton_enable_empty_final_response", "parameters.triton_enable_empty_final_response: wanted true or false"}};
   for (const auto& [key, error] : refused) {
     ModelInferRequest wrong = InferRequest("m", "x");
@@ -158,7 +158,7 @@ TEST(InferRequestTest, StreamsNeedTheMethodOfStreamsAndNoPrompt) {
   EXPECT_FALSE(call->request.output().echo());
   AddBool(request, "exclude_input_in_output", false);
   EXPECT_EQ(ParseInfer(request, /*may_stream=*/true).status().message(),
-            "exclude_input_in_output: is false, wanted true or no tensor with a stream");
+            "exclude_input_in_output: is false, wanted true or no such tensor: a stream never repeats the prompt");
   request = InferRequest("m", "x");
   AddBool(request, "exclude_input_in_output");
   EXPECT_FALSE(ParseInfer(request, /*may_stream=*/false)->request.output().echo());

@@ -24,6 +24,17 @@ base::Json Chat(const std::string& fields) {
 
 std::string ErrorOf(const absl::StatusOr<GenerateCall>& call) { return std::string(call.status().message()); }
 
+std::string Repeated(const std::string& element, int count) {
+  std::string out = element;
+  for (int i = 1; i < count; ++i) out += "," + element;
+  return out;
+}
+std::string Biases(int count) {
+  std::string out;
+  for (int i = 0; i < count; ++i) out += (i == 0 ? "\"" : ",\"") + std::to_string(i) + "\":1";
+  return out;
+}
+
 TEST(GenerateRequestTest, DefaultsAreOpenAis) {
   const auto call = ParseCompletion(Completion("{}"));
   ASSERT_TRUE(call.ok()) << call.status();
@@ -120,6 +131,11 @@ TEST(GenerateRequestTest, RefusesByNameWhatIsNotSupported) {
       {R"({"model":""})", "model"},
       {R"({"temperature":"hot"})", "temperature"},
       {R"({"seed":1.5})", "seed"},
+      // Each of up to 2048 prompts has a copy of these.
+      {R"({"stop":[")" + std::string(257, 'x') + R"("]})", "stop"},
+      {R"({"stop_token_ids":[)" + Repeated("1", 129) + "]}", "stop_token_ids"},
+      {R"({"logit_bias":{)" + Biases(301) + "}}", "logit_bias"},
+      {R"({"model":")" + std::string(129, 'm') + R"("})", "model"},
   };
   for (const auto& [fields, name] : completions) {
     EXPECT_THAT(ErrorOf(ParseCompletion(Completion(fields))), ::testing::StartsWith(name + ": ")) << fields;

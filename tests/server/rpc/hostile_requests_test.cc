@@ -195,6 +195,7 @@ class HostileRequestsTest : public AppTest {
     if (auto* one = dynamic_cast<v1::ChatStreamRequest*>(message)) chat(one->mutable_request());
     if (auto* one = dynamic_cast<v1::ScoreRequest*>(message)) one->set_text("a");
     if (auto* one = dynamic_cast<v1::TokenizeRequest*>(message)) one->set_text("a");
+    if (auto* one = dynamic_cast<v1::EmbedRequest*>(message)) one->add_texts("a");
     if (auto* one = dynamic_cast<v1::PlanJobRequest*>(message)) train(one->mutable_spec());
     if (auto* one = dynamic_cast<v1::CreateJobRequest*>(message)) train(one->mutable_spec());
     if (auto* one = dynamic_cast<v1::ImportModelRequest*>(message)) {
