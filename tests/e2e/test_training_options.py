@@ -1,5 +1,6 @@
 """Effects of options of a job: on its losses, on the rows that it trains and evaluates, and on the served model."""
 import json
+import pathlib
 import math
 
 import pytest
@@ -221,6 +222,8 @@ def test_step_launches_the_kernels_of_its_method(train, changes, wanted):
     is one launch."""
     spec = {"base_model": "small", "train_dataset": "ragged", "data": {"max_seq_len": 96}, "run": {"micro_batch": 2, "max_steps": 2},
             **changes}
+    if "avx512_bf16" not in pathlib.Path("/proc/cpuinfo").read_text():
+        wanted = {name: count for name, count in wanted.items() if name != "matmul_bf16"}  # torch multiplies instead
     step = [event for event in train.job(spec)[1] if event.get("type") == "step"][1]
     kernels = {launch["kernel"]: launch["count"] for launch in step["launches"]}
     assert {name: count for name, count in kernels.items()
