@@ -2,10 +2,10 @@
 
 #include <grpc/grpc_security_constants.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "server/auth/forwarded.h"
 #include "server/base/error.h"
 #include "server/base/strings.h"
 
@@ -14,6 +14,10 @@ namespace nibble::auth {
 namespace {
 
 constexpr char kAuthorizationKey[] = "authorization";
+// Without the secret, the other keys have no effect.
+constexpr char kForwardSecretKey[] = "x-nibble-forward-secret";
+constexpr char kForwardPeerKey[] = "x-nibble-forward-peer";
+constexpr char kForwardNameKey[] = "x-nibble-forward-name-bin";  // of the client's certificate; may repeat
 // Property of a connection. Clients cannot set it.
 constexpr char kTrainerProperty[] = "nibble_trainer_listener";
 
@@ -59,6 +63,20 @@ void ReadMetadata(const Metadata& metadata, Caller& caller) {
 }
 
 }  // namespace
+
+bool IsPrintableAscii(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char byte) { return byte >= 0x20 && byte <= 0x7e; });
+}
+
+void Forward(const Caller& client, const std::string& request_id, const std::string& secret,
+             grpc::ClientContext& context) {
+  for (const std::string& value : client.authorization)
+    context.AddMetadata(kAuthorizationKey, IsPrintableAscii(value) ? value : "malformed");
+  context.AddMetadata("x-request-id", request_id);
+  context.AddMetadata(kForwardSecretKey, secret);
+  context.AddMetadata(kForwardPeerKey, client.peer);
+  for (const std::string& name : client.certificate_names) context.AddMetadata(kForwardNameKey, name);
+}
 
 Caller CallerOf(const grpc::ServerContextBase& context) {
   Caller caller;

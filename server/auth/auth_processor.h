@@ -4,12 +4,23 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/security/auth_metadata_processor.h>
 
+#include <string>
+#include <string_view>
+
 #include "server/auth/authority.h"
 
 namespace nibble::auth {
 
 // Reads the caller from a handler's context.
 Caller CallerOf(const grpc::ServerContextBase& context);
+
+// For code of another protocol, which makes calls of the API in the same process for its client: adds the client's
+// token, its request id, and its address and certificate names, which Authority::Resolve() accepts only with `secret`
+// (Authority::forward_secret). A token that gRPC cannot send is replaced by one that is refused.
+void Forward(const Caller& client, const std::string& request_id, const std::string& secret,
+             grpc::ClientContext& context);
+// Whether gRPC can send the text as metadata; gRPC aborts the process for any other text. No token has other bytes.
+bool IsPrintableAscii(std::string_view text);
 
 // Refuses with the code and "REASON: text", or the text alone if the error has no reason (an unknown method): gRPC 1.51
 // sends no error details from a processor. Thread-safe.

@@ -28,7 +28,7 @@ struct Caller {
       certificate_names;          // "uri:spiffe://...", from a client certificate verified by the handshake
   std::string peer;               // for the log: "ipv4:127.0.0.1:1234"; before a handler runs only "local" or "unknown"
   bool trainer_listener = false;  // the call arrived on the trainers' socket or on --report_address
-  // From the metadata of forwarded.h, for Authority::Resolve().
+  // From the metadata of Forward() (auth_processor.h), for Authority::Resolve().
   std::string forward_secret{};
   std::string forward_peer{};
   std::vector<std::string> forward_names{};

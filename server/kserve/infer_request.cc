@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/time/time.h"
 #include "server/base/error.h"
 #include "server/base/json.h"
@@ -18,6 +16,7 @@
 #include "server/base/strings.h"
 #include "server/kserve/tensors.h"
 #include "server/openai/json_fields.h"
+#include "server/openai/sampling_fields.h"
 #include "server/rpc/time.h"
 
 namespace nibble::kserve {
@@ -27,17 +26,14 @@ namespace {
 using base::FieldError;
 using base::Json;
 using base::StrCat;
+using openai::Int32;
 using openai::JsonFields;
-using openai::TypeName;
 using Parameters = google::protobuf::Map<std::string, inference::InferParameter>;
 
 constexpr std::size_t kMaxSamplingBytes = 64 << 10;  // of the JSON, which is parsed on gRPC's thread
 constexpr std::size_t kMaxIdBytes = 128;             // as GenerateRequest.request_id
-constexpr std::int32_t kMaxOutputs = 16;             // as Sampling.n; checked here because answers reserve them
-constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
-constexpr std::int32_t kMaxLogprobs = 20;  // as OutputOptions.logprobs
-constexpr double kTemperature = 1;         // vLLM's default, where the gRPC API is greedy
-constexpr std::int32_t kMaxTokens = 16;    // vLLM's default
+constexpr std::int32_t kMaxLogprobs = 20;            // as OutputOptions.logprobs
+constexpr std::int32_t kMaxTokens = 16;              // vLLM's default
 
 constexpr char kTimeout[] = "timeout";
 constexpr char kPriority[] = "priority";
@@ -83,46 +79,6 @@ void ReadTexts(Json& parameters) {
   }
 }
 
-std::optional<std::int32_t> Int32(JsonFields& fields, std::string_view name) {
-  const auto value = fields.Int(name);
-  if (!value.has_value()) return std::nullopt;
-  if (*value < -kMaxInt32 || *value > kMaxInt32) {
-    fields.Fail(name, StrCat("is ", *value, ", wanted a number of 32 bits"));
-    return std::nullopt;
-  }
-  return static_cast<std::int32_t>(*value);
-}
-
-void ReadLogitBias(JsonFields& fields, v1::Sampling& sampling) {
-  const Json* bias = fields.Any("logit_bias");
-  if (bias == nullptr) return;
-  if (!bias->is_object()) return fields.Fail("logit_bias", StrCat("is ", TypeName(*bias), ", wanted an object"));
-  for (const auto& [key, value] : bias->items()) {
-    std::int32_t token = 0;
-    if (!absl::SimpleAtoi(key, &token))
-      return fields.Fail("logit_bias", StrCat("has the key \"", key, "\", wanted a token id"));
-    if (!value.is_number())
-      return fields.Fail("logit_bias", StrCat("has ", TypeName(value), " for the token ", key, ", wanted a number"));
-    (*sampling.mutable_logit_bias())[token] = value.get<double>();
-  }
-}
-
-void ReadSampling(JsonFields& fields, v1::Sampling& sampling) {
-  sampling.set_temperature(fields.Number("temperature").value_or(kTemperature));
-  if (const auto value = fields.Number("top_p")) sampling.set_top_p(*value);
-  if (const auto value = fields.Number("min_p")) sampling.set_min_p(*value);
-  if (const auto value = Int32(fields, "top_k")) sampling.set_top_k(*value == -1 ? 0 : *value);  // -1: all
-  if (const auto value = fields.Number("presence_penalty")) sampling.set_presence_penalty(*value);
-  if (const auto value = fields.Number("frequency_penalty")) sampling.set_frequency_penalty(*value);
-  if (const auto value = fields.Number("repetition_penalty")) sampling.set_repetition_penalty(*value);
-  if (const auto value = fields.Int("seed")) sampling.set_seed(*value);
-  if (const auto value = Int32(fields, "n")) {
-    if (*value < 1 || *value > kMaxOutputs) fields.Fail("n", StrCat("is ", *value, ", wanted 1 to ", kMaxOutputs));
-    sampling.set_n(*value);
-  }
-  ReadLogitBias(fields, sampling);
-}
-
 void ReadStops(JsonFields& fields, v1::Stopping& stopping) {
   const Json* stop = fields.Any("stop");
   const bool strings = stop != nullptr && stop->is_array() &&
@@ -136,11 +92,8 @@ void ReadStops(JsonFields& fields, v1::Stopping& stopping) {
   }
   const Json* ids = fields.Array("stop_token_ids");
   if (ids == nullptr) return;
-  for (const Json& id : *ids) {
-    const bool good = id.is_number_integer() && id.get<std::int64_t>() >= 0 && id.get<std::int64_t>() <= kMaxInt32;
-    if (!good) return fields.Fail("stop_token_ids", "wanted an array of token ids");
-    stopping.add_stop_token_ids(static_cast<std::int32_t>(id.get<std::int64_t>()));
-  }
+  if (!openai::AddTokenIds(*ids, *stopping.mutable_stop_token_ids()))
+    fields.Fail("stop_token_ids", "wanted an array of token ids");
 }
 
 void ReadStopping(JsonFields& fields, v1::Stopping& stopping) {
@@ -155,7 +108,7 @@ void ReadStopping(JsonFields& fields, v1::Stopping& stopping) {
 absl::Status ReadParameters(Json parameters, InferCall& call) {
   ReadTexts(parameters);
   JsonFields fields(parameters, StrCat(call.sampling, "."));
-  ReadSampling(fields, *call.request.mutable_sampling());
+  openai::ReadSampling(fields, *call.request.mutable_sampling());
   ReadStopping(fields, *call.request.mutable_stopping());
   const auto logprobs = Int32(fields, "logprobs");
   call.has_logprobs = logprobs.has_value();

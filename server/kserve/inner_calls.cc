@@ -5,8 +5,6 @@
 #include "absl/strings/cord.h"
 #include "google/rpc/error_details.pb.h"
 #include "server/auth/auth_processor.h"
-#include "server/auth/authority.h"
-#include "server/auth/forwarded.h"
 #include "server/base/error.h"
 #include "server/base/strings.h"
 
@@ -40,26 +38,15 @@ std::string Rename(std::string message, std::string_view sampling) {
 }  // namespace
 
 ClientIdentity::ClientIdentity(const rpc::Call& call, const grpc::CallbackServerContext& context)
-    : request_id_(call.request_id()), deadline_(context.deadline()) {
-  auth::Caller caller = auth::CallerOf(context);
+    : caller_(auth::CallerOf(context)), request_id_(call.request_id()), deadline_(context.deadline()) {
   if (auth::Authority* authority = call.environment().authority; authority != nullptr) {
-    authority->Resolve(caller);
+    authority->Resolve(caller_);
     forward_secret_ = authority->forward_secret();
   }
-  authorization_ = std::move(caller.authorization);
-  peer_ = std::move(caller.peer);
-  certificate_names_ = std::move(caller.certificate_names);
 }
 
 void ClientIdentity::AddTo(grpc::ClientContext& context) const {
-  for (const std::string& value : authorization_) {
-    context.AddMetadata("authorization",
-                        auth::IsPrintableAscii(value) ? value : "malformed");  // refused as such a token
-  }
-  context.AddMetadata("x-request-id", request_id_);
-  context.AddMetadata(auth::kForwardSecretKey, forward_secret_);
-  context.AddMetadata(auth::kForwardPeerKey, peer_);
-  for (const std::string& name : certificate_names_) context.AddMetadata(auth::kForwardNameKey, name);
+  auth::Forward(caller_, request_id_, forward_secret_, context);
   if (deadline_ != std::chrono::system_clock::time_point::max()) context.set_deadline(deadline_);
 }
 

@@ -8,13 +8,13 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "google/longrunning/operations.grpc.pb.h"
 #include "google/rpc/status.pb.h"
 #include "nibble/v1/inference_service.grpc.pb.h"
 #include "nibble/v1/model_service.grpc.pb.h"
+#include "server/auth/authority.h"
 #include "server/kserve/infer_request.h"
 #include "server/rpc/unary.h"
 
@@ -33,19 +33,16 @@ struct Stubs {
 // Error of a call that arrives before KServeService::Connect().
 inline absl::Status NotConnected() { return absl::UnavailableError("the server is starting"); }
 
-// Metadata and deadline of a call for the client of another call: its token, its request id, and its address and
-// certificate, which the server accepts only with the secret (auth::Authority::forward_secret).
+// Metadata (auth::Forward) and deadline of a call for the client of another call.
 class ClientIdentity {
  public:
   ClientIdentity(const rpc::Call& call, const grpc::CallbackServerContext& context);
   void AddTo(grpc::ClientContext& context) const;
 
  private:
-  std::vector<std::string> authorization_;
+  auth::Caller caller_;
   std::string request_id_;
   std::string forward_secret_;
-  std::string peer_;
-  std::vector<std::string> certificate_names_;
   std::chrono::system_clock::time_point deadline_;
 };
 

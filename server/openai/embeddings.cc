@@ -1,7 +1,6 @@
 #include "server/openai/embeddings.h"
 
 #include <bit>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -9,6 +8,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/openai/json_fields.h"
+#include "server/openai/sampling_fields.h"
 #include "server/openai/unary_exchange.h"
 
 namespace nibble::openai {
@@ -30,14 +30,7 @@ absl::Status AddInput(const Json& input, v1::EmbedRequest& request) {
     return absl::OkStatus();
   }
   if (!input.is_array()) return WrongInput();
-  auto& ids = *request.add_token_ids()->mutable_ids();
-  for (const Json& id : input) {
-    const bool is_id = id.is_number_integer() && id.get<std::int64_t>() >= 0 &&
-                       id.get<std::int64_t>() <= std::numeric_limits<std::int32_t>::max();
-    if (!is_id) return WrongInput();
-    ids.Add(static_cast<std::int32_t>(id.get<std::int64_t>()));
-  }
-  return absl::OkStatus();
+  return AddTokenIds(input, *request.add_token_ids()->mutable_ids()) ? absl::OkStatus() : WrongInput();
 }
 
 // "texts[3]" and "token_ids[3]" of the gRPC API are elements of `input`.

@@ -9,7 +9,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
-#include "server/auth/forwarded.h"
+#include "server/auth/auth_processor.h"
 #include "server/auth/request_owner.h"
 #include "server/base/error.h"
 #include "server/base/ids.h"
@@ -75,15 +75,6 @@ std::optional<std::string> NameIn(std::string_view route, std::string_view path)
   if ((hole != std::string_view::npos && name.find('/') != std::string_view::npos) || !base::IsValidUtf8(name))
     return std::nullopt;
   return std::string(name);
-}
-
-auth::Caller CallerOf(const http::RequestHead& head) {
-  auth::Caller caller;
-  const auto [begin, end] = head.fields.equal_range("authorization");
-  for (auto it = begin; it != end; ++it) caller.authorization.push_back(it->second);
-  caller.peer = head.peer;
-  caller.certificate_names = head.certificate_names;
-  return caller;
 }
 
 }  // namespace

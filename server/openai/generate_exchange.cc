@@ -11,6 +11,7 @@
 #include "server/base/strings.h"
 #include "server/openai/api_error.h"
 #include "server/openai/generate_answer.h"
+#include "server/openai/unary_exchange.h"
 
 namespace nibble::openai {
 
@@ -125,7 +126,7 @@ class GenerateExchange : public std::enable_shared_from_this<GenerateExchange> {
       exchange().Write(answer_.LastEvents());
       exchange().End();
     } else {
-      exchange().Answer({.fields = {{"Content-Type", "application/json"}}, .body = answer_.Whole()});
+      exchange().Answer(JsonReply(answer_.Whole()));
     }
   }
 

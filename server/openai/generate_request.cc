@@ -5,11 +5,11 @@
 #include <limits>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/openai/json_fields.h"
+#include "server/openai/sampling_fields.h"
 
 namespace nibble::openai {
 
@@ -23,65 +23,7 @@ constexpr std::size_t kMaxStops = 4;
 // Limits of the gRPC API that are checked here too, because each of up to kMaxPrompts requests has a copy.
 constexpr std::size_t kMaxStopBytes = 256;
 constexpr std::size_t kMaxStopTokens = 128;
-constexpr std::size_t kMaxLogitBias = 300;
 constexpr std::size_t kMaxModelBytes = 128;
-constexpr std::int32_t kMaxChoices = 16;  // of a prompt, as Sampling.n; checked here because the answer reserves them
-constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
-
-std::optional<std::int32_t> Int32(JsonFields& fields, std::string_view name) {
-  const auto value = fields.Int(name);
-  if (!value.has_value()) return std::nullopt;
-  if (*value < -kMaxInt32 || *value > kMaxInt32) {
-    fields.Fail(name, StrCat("is ", *value, ", wanted a number of 32 bits"));
-    return std::nullopt;
-  }
-  return static_cast<std::int32_t>(*value);
-}
-
-// Token ids. False: an element is not an id.
-bool AddIds(const Json& array, google::protobuf::RepeatedField<std::int32_t>& ids) {
-  for (const Json& id : array) {
-    if (!id.is_number_integer()) return false;
-    const auto value = id.get<std::int64_t>();
-    if (value < 0 || value > kMaxInt32) return false;
-    ids.Add(static_cast<std::int32_t>(value));
-  }
-  return true;
-}
-
-void ReadLogitBias(JsonFields& fields, v1::Sampling& sampling) {
-  const Json* bias = fields.Any("logit_bias");
-  if (bias == nullptr) return;
-  if (!bias->is_object()) return fields.Fail("logit_bias", StrCat("is ", TypeName(*bias), ", wanted an object"));
-  if (bias->size() > kMaxLogitBias)
-    return fields.Fail("logit_bias", StrCat("has ", bias->size(), " tokens, wanted at most ", kMaxLogitBias));
-  for (const auto& [key, value] : bias->items()) {
-    std::int32_t token = 0;
-    if (!absl::SimpleAtoi(key, &token))
-      return fields.Fail("logit_bias", StrCat("has the key \"", key, "\", wanted a token id"));
-    if (!value.is_number())
-      return fields.Fail("logit_bias", StrCat("has ", TypeName(value), " for the token ", key, ", wanted a number"));
-    (*sampling.mutable_logit_bias())[token] = value.get<double>();
-  }
-}
-
-// The defaults are OpenAI's: temperature 1, where the gRPC API is greedy.
-void ReadSampling(JsonFields& fields, v1::Sampling& sampling) {
-  sampling.set_temperature(fields.Number("temperature").value_or(1));
-  if (const auto value = fields.Number("top_p")) sampling.set_top_p(*value);
-  if (const auto value = fields.Number("presence_penalty")) sampling.set_presence_penalty(*value);
-  if (const auto value = fields.Number("frequency_penalty")) sampling.set_frequency_penalty(*value);
-  if (const auto value = fields.Int("seed")) sampling.set_seed(*value);
-  if (const auto value = Int32(fields, "n")) {
-    if (*value < 1 || *value > kMaxChoices) fields.Fail("n", StrCat("is ", *value, ", wanted 1 to ", kMaxChoices));
-    sampling.set_n(*value);
-  }
-  ReadLogitBias(fields, sampling);
-  // Fields of vLLM's API.
-  if (const auto value = Int32(fields, "top_k")) sampling.set_top_k(std::max(*value, 0));  // -1: all
-  if (const auto value = fields.Number("min_p")) sampling.set_min_p(*value);
-  if (const auto value = fields.Number("repetition_penalty")) sampling.set_repetition_penalty(*value);
-}
 
 void AddStop(JsonFields& fields, const std::string& stop, v1::Stopping& stopping) {
   if (stop.size() > kMaxStopBytes)
@@ -112,7 +54,8 @@ void ReadStopping(JsonFields& fields, v1::Stopping& stopping) {
   if (ids == nullptr) return;
   if (ids->size() > kMaxStopTokens)
     return fields.Fail("stop_token_ids", StrCat("has ", ids->size(), " tokens, wanted at most ", kMaxStopTokens));
-  if (!AddIds(*ids, *stopping.mutable_stop_token_ids())) fields.Fail("stop_token_ids", "wanted an array of token ids");
+  if (!AddTokenIds(*ids, *stopping.mutable_stop_token_ids()))
+    fields.Fail("stop_token_ids", "wanted an array of token ids");
 }
 
 // Reads the fields that have no effect here, and those that the server accepts with one value only.
@@ -163,7 +106,7 @@ absl::Status AddPrompts(const Json& prompt, const v1::GenerateRequest& common, s
     v1::GenerateRequest request = common;
     if (one.is_string()) {
       request.set_text(one.get<std::string>());
-    } else if (!one.is_array() || !AddIds(one, *request.mutable_token_ids()->mutable_ids())) {
+    } else if (!one.is_array() || !AddTokenIds(one, *request.mutable_token_ids()->mutable_ids())) {
       return FieldError("prompt", "wanted a string, token ids, or an array of strings or of token ids");
     }
     out.push_back(std::move(request));

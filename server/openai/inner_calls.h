@@ -10,6 +10,7 @@
 #include "nibble/v1/fine_tune_service.grpc.pb.h"
 #include "nibble/v1/inference_service.grpc.pb.h"
 #include "nibble/v1/model_service.grpc.pb.h"
+#include "server/auth/authority.h"
 #include "server/http/exchange.h"
 
 namespace nibble::openai {
@@ -26,8 +27,10 @@ struct Stubs {
   const std::unique_ptr<v1::ModelService::Stub> models;
 };
 
-// Metadata of a call for the client of a request: its token, its request id, and its address and certificate, which
-// the server accepts only with the secret (auth::Authority::forward_secret).
+// Who sent a request.
+auth::Caller CallerOf(const http::RequestHead& head);
+
+// Metadata of a call for the client of a request (auth::Forward).
 class ClientIdentity {
  public:
   // `head` must outlive this object.

@@ -1,6 +1,5 @@
 #include "server/openai/tokens.h"
 
-#include <limits>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -10,6 +9,7 @@
 #include "server/base/strings.h"
 #include "server/openai/generate_request.h"
 #include "server/openai/json_fields.h"
+#include "server/openai/sampling_fields.h"
 #include "server/openai/unary_exchange.h"
 
 namespace nibble::openai {
@@ -49,10 +49,10 @@ absl::StatusOr<v1::DetokenizeRequest> ParseDetokenize(const Json& body) {
   NIBBLE_RETURN_IF_ERROR(fields.Finish());
   request.set_skip_special_tokens(false);
   for (const Json& token : *tokens) {
-    const bool is_id = token.is_number_integer() && token.get<std::int64_t>() >= 0 &&
-                       token.get<std::int64_t>() <= std::numeric_limits<std::int32_t>::max();
-    if (!is_id) return base::FieldError("tokens", base::StrCat("has ", base::Dump(token), ", wanted token ids"));
-    request.add_token_ids(static_cast<std::int32_t>(token.get<std::int64_t>()));
+    const auto id = TokenId(token);
+    if (!id.has_value())
+      return base::FieldError("tokens", base::StrCat("has ", base::Dump(token), ", wanted token ids"));
+    request.add_token_ids(*id);
   }
   return request;
 }
