@@ -19,7 +19,7 @@ from google.protobuf import descriptor_pb2
 
 HERE = pathlib.Path(__file__).resolve().parent
 
-# What turns the source of the asynchronous client into that of the synchronous one, in this order.
+# Replacements that turn the source of the asynchronous client into that of the synchronous one, in this order.
 TO_SYNC = [
     (r"\b(?:async|await) ", ""),
     (r"\bStopAsyncIteration\b", "StopIteration"),

@@ -79,7 +79,7 @@ class ConnectionTable {
   // server is slow, not the client. False: there is no connection that it may close.
   bool CloseOne();
   void CloseAll();
-  // The start of the exchange of the connection that CloseOne() would close. nullopt: there is none.
+  // The start of the exchange of the connection that CloseOne() would close. nullopt: it would close none.
   std::optional<std::chrono::steady_clock::time_point> ExchangeToCloseBegan() const;
 
  private:

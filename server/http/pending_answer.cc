@@ -54,15 +54,16 @@ void PendingAnswer::Stream(Fields fields, std::string comment) {
 }
 
 bool PendingAnswer::Write(std::string_view bytes) {
-  bool more;
+  bool more, wakes;
   {
     base::MutexLock lock(mutex_);
     if (!streaming_ || ended_ || gone_) return true;
+    wakes = reply_.body.empty() && !bytes.empty();  // otherwise the session has been woken and has not looked yet
     reply_.body += bytes;
     more = reply_.body.size() < max_waiting_bytes_;
     full_ = full_ || !more;
   }
-  Changed();
+  if (wakes) Changed();
   return more;
 }
 

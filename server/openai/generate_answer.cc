@@ -78,16 +78,18 @@ GenerateAnswer::GenerateAnswer(const GenerateCall& call, const std::string& requ
     : call_(call),
       id_(StrCat(call.chat ? "chatcmpl-" : "cmpl-", request_id)),
       created_(absl::ToUnixSeconds(created)),
-      choices_(call.prompts.size() * static_cast<std::size_t>(std::max(1, call.n))) {}
+      choices_(call.prompts.size() * static_cast<std::size_t>(std::max(1, call.n))) {
+  MakePrefix("");  // until the first prompt starts
+}
 
 GenerateAnswer::Choice& GenerateAnswer::ChoiceOf(std::size_t prompt, std::int32_t index) {
   return choices_.at(prompt * static_cast<std::size_t>(call_.n) + static_cast<std::size_t>(index));
 }
 
-std::string GenerateAnswer::Prefix(bool chunk) const {
-  const char* object = !call_.chat ? "text_completion" : chunk ? "chat.completion.chunk" : "chat.completion";
-  return StrCat(R"({"id":)", Quoted(id_), R"(,"object":")", object, R"(","created":)", created_, R"(,"model":)",
-                Quoted(call_.model), R"(,"system_fingerprint":)", Quoted(fingerprint_));
+void GenerateAnswer::MakePrefix(const std::string& fingerprint) {
+  const char* object = !call_.chat ? "text_completion" : call_.stream ? "chat.completion.chunk" : "chat.completion";
+  prefix_ = StrCat(R"({"id":)", Quoted(id_), R"(,"object":")", object, R"(","created":)", created_, R"(,"model":)",
+                   Quoted(call_.model), R"(,"system_fingerprint":)", Quoted(fingerprint));
 }
 
 std::string GenerateAnswer::UsageJson() const {
@@ -118,9 +120,9 @@ std::string GenerateAnswer::LogprobsJson(const Logprobs& logprobs) const {
 
 std::string GenerateAnswer::Event(std::size_t index, const std::string& text, const std::string& logprobs,
                                   const std::string& finish_reason) const {
-  return StrCat("data: ", Prefix(/*chunk=*/true), R"(,"choices":[{"index":)", index,
-                call_.chat ? R"(,"delta":)" : R"(,"text":)", text, R"(,"logprobs":)", logprobs, R"(,"finish_reason":)",
-                finish_reason, "}]", call_.include_usage ? R"(,"usage":null)" : "", "}\n\n");
+  return StrCat("data: ", prefix_, R"(,"choices":[{"index":)", index, call_.chat ? R"(,"delta":)" : R"(,"text":)", text,
+                R"(,"logprobs":)", logprobs, R"(,"finish_reason":)", finish_reason, "}]",
+                call_.include_usage ? R"(,"usage":null)" : "", "}\n\n");
 }
 
 // A chat's choice begins with its role.
@@ -133,7 +135,7 @@ std::string GenerateAnswer::Take(std::size_t prompt, const v1::GenerateReply& re
   const auto first = prompt * static_cast<std::size_t>(call_.n);
   switch (reply.event_case()) {
     case v1::GenerateReply::kStart: {
-      fingerprint_ = StrCat("fp_", reply.start().weights_digest().substr(0, kFingerprintDigits));
+      MakePrefix(StrCat("fp_", reply.start().weights_digest().substr(0, kFingerprintDigits)));
       prompt_tokens_ += reply.start().prompt_tokens();
       cached_tokens_ += reply.start().cached_tokens();
       std::string events;
@@ -188,8 +190,7 @@ std::string GenerateAnswer::Take(std::size_t prompt, const v1::GenerateReply& re
 
 std::string GenerateAnswer::LastEvents() const {
   const std::string usage =
-      call_.include_usage ? StrCat("data: ", Prefix(/*chunk=*/true), R"(,"choices":[],"usage":)", UsageJson(), "}\n\n")
-                          : "";
+      call_.include_usage ? StrCat("data: ", prefix_, R"(,"choices":[],"usage":)", UsageJson(), "}\n\n") : "";
   return usage + "data: [DONE]\n\n";
 }
 
@@ -204,7 +205,7 @@ std::string GenerateAnswer::Whole() const {
                           : StrCat(R"(,"text":)", text),
                R"(,"logprobs":)", LogprobsJson(choice.logprobs), R"(,"finish_reason":)", choice.finish_reason, "}");
   }
-  return StrCat(Prefix(/*chunk=*/false), R"(,"choices":[)", choices, R"(],"usage":)", UsageJson(), "}");
+  return StrCat(prefix_, R"(,"choices":[)", choices, R"(],"usage":)", UsageJson(), "}");
 }
 
 }  // namespace nibble::openai

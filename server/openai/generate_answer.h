@@ -48,13 +48,13 @@ class GenerateAnswer {
   std::string LogprobsJson(const Logprobs& logprobs) const;
   std::string Event(std::size_t index, const std::string& text, const std::string& logprobs,
                     const std::string& finish_reason) const;
-  std::string Prefix(bool chunk) const;
+  void MakePrefix(const std::string& fingerprint);
   std::string UsageJson() const;
 
   const GenerateCall& call_;
   const std::string id_;
   const std::int64_t created_;
-  std::string fingerprint_;
+  std::string prefix_;  // of the answer, or of every event: all fields before the choices
   std::vector<Choice> choices_;
   std::int64_t prompt_tokens_ = 0;
   std::int64_t cached_tokens_ = 0;

@@ -139,12 +139,17 @@ def make_server(tmp_path):
         server.stop()
 
 
+def import_small(server, model_directory):
+    """Gives the server the small model (f32) as "small" and its int8 form as "small-int8"."""
+    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+    server.run("models", "convert", "small", "--to", "int8", "--name", "small-int8")
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory, model_directory, text_file):
     """One server with the small model (f32) and its int8 and ternary forms, for tests that leave these unchanged."""
     server = Server(tmp_path_factory.mktemp("shared") / "state").start()
-    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
-    server.run("models", "convert", "small", "--to", "int8", "--name", "small-int8")
+    import_small(server, model_directory)
     server.run("models", "convert", "small", "--to", "ternary", "--name", "small-ternary")
     server.run("datasets", "upload", text_file, "--name", "page")
     yield server

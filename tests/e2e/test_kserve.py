@@ -13,7 +13,7 @@ import time
 import grpc
 import pytest
 
-from conftest import ROOT, Server
+from conftest import ROOT, Server, import_small
 from soon import soon
 from test_security import Secure
 
@@ -31,8 +31,7 @@ SEEDED = {"temperature": 20, "top_p": 0.9, "seed": 5, "ignore_eos": True}  # hot
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, model_directory):
     server = Server(tmp_path_factory.mktemp("kserve") / "state", "--kserve", "--reflection").start()
-    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
-    server.run("models", "convert", "small", "--to", "int8", "--name", "small-int8")
+    import_small(server, model_directory)
     yield server
     server.stop()
 

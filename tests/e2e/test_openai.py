@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import pki
-from conftest import BIN, Server
+from conftest import BIN, Server, import_small
 from soon import soon
 from test_security import new_token
 
@@ -32,8 +32,7 @@ def client_of(server, **options):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, model_directory):
     server = Server(tmp_path_factory.mktemp("openai") / "state", "--openai_address", "127.0.0.1:0").start()
-    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
-    server.run("models", "convert", "small", "--to", "int8", "--name", "small-int8")
+    import_small(server, model_directory)
     yield server
     server.stop()
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from conftest import ROOT, Server
+from conftest import ROOT, Server, import_small
 from test_openai import CHAT, client_of
 
 DOCUMENT = ROOT / "docs/clients.md"
@@ -41,8 +41,7 @@ def example(heading, server):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, model_directory):
     server = Server(tmp_path_factory.mktemp("clients") / "state", "--openai_address", "127.0.0.1:0").start()
-    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
-    server.run("models", "convert", "small", "--to", "int8", "--name", "small-int8")
+    import_small(server, model_directory)
     yield server
     server.stop()
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from conftest import Server
+from conftest import Server, import_small
 from soon import soon
 
 BODY = json.dumps({"model": "small-int8", "prompt": "The keeper", "max_tokens": 100, "ignore_eos": True, "stream": True}).encode()
@@ -35,8 +35,7 @@ def status_of(server):
 def server(request, make_server, model_directory):
     slots = getattr(request, "param", 16)
     server = make_server("--openai_address", "127.0.0.1:0", "--max_waiting_requests", 2000, "--max_running_requests", slots, "--slow_reader_s", 2)
-    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
-    server.run("models", "convert", "small", "--to", "int8", "--name", "small-int8")
+    import_small(server, model_directory)
     return server
 
 

@@ -47,7 +47,7 @@ class NibbleError(Exception):
         self.code: grpc.StatusCode = code or self._code or grpc.StatusCode.UNKNOWN
         # The reason for programs, such as "QUEUE_FULL"; "" if the server, or gRPC itself, gave none.
         self.reason = reason or self._reason
-        # What the server says about the reason, such as "max" or "field".
+        # Details of the reason from the server, such as "max" or "field".
         self.metadata = dict(metadata or {})
         # The details of the error that this client knows: messages of google.rpc, Usage and ConversionReport.
         self.details = tuple(details)

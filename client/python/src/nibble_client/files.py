@@ -24,7 +24,7 @@ _FRAME_ROWS = 1000  # rows of a frame that are converted at a time
 
 @runtime_checkable
 class Frame(Protocol):
-    """What this module uses of a pandas.DataFrame."""
+    """The part of pandas.DataFrame that this module uses."""
 
     @property
     def iloc(self) -> Any: ...

@@ -1,4 +1,4 @@
-"""What a notebook shows of long work: bars, a live plot of the loss, and the trained tokens of a preview in colour.
+"""Displays for notebooks: progress bars, a live plot of the loss, and the trained tokens of a preview in colour.
 
 Progress and LossPlot need the extra `notebook`. Both are callbacks, for either client:
 

@@ -25,7 +25,7 @@ class Backoff:
         self._attempt = 1
 
     def pause(self, error: NibbleError) -> float:
-        """Seconds to wait before the next attempt. Raises `error` if there is none."""
+        """Seconds to wait before the next attempt. Raises `error` if no attempt is left."""
         if error.code != grpc.StatusCode.UNAVAILABLE:
             raise error
         return self.pause_after_any(error)

@@ -116,7 +116,7 @@ class AsyncJobs:
 
     async def logs(self, name: str, *, attempt: int | None = None, follow: bool = False, offset: int | None = None,
                    tail_lines: int | None = None) -> AsyncIterator[v1.JobLogChunk]:
-        """What the job's trainer wrote to stdout and stderr, in pieces of bytes, each byte once and in order. With
+        """The output of the job's trainer, stdout and stderr, in pieces of bytes, each byte once and in order. With
         `follow`, until the job is final or PAUSED. Continues at the next byte after a lost connection."""
         place = LogPlace(fill(v1.WatchJobLogsRequest(), {
             "name": name, "attempt": attempt, "follow": follow, "offset": offset, "tail_lines": tail_lines}))

@@ -118,5 +118,5 @@ class AsyncSender:
 
 
 def _resumable(upload: v1.Upload) -> v1.Upload:
-    """What the server keeps when a new stream begins: an offset of 0 begins a new upload, without the opened file."""
+    """The upload as a new stream continues it: an offset of 0 begins a new upload, without the opened file."""
     return upload if upload.committed_bytes > 0 else v1.Upload()
