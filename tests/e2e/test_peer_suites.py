@@ -1,0 +1,87 @@
+"""Test suites of other projects, unmodified, against nibbled. docs/clients.md has their results as a table, which these
+tests check. A case that passed must pass, and a case that is not applicable must fail for the reason in the table."""
+import json
+import pathlib
+import re
+import sys
+
+import pytest
+
+import small_model
+from conftest import ROOT, Server
+from soon import soon
+from test_openai import client_of
+
+sys.path.insert(0, str(ROOT / "tests/peers"))
+import openai_cases  # noqa: E402
+import suites  # noqa: E402
+from proxy import Ids, Proxy  # noqa: E402
+
+pytestmark = pytest.mark.full
+DOCUMENT = ROOT / "docs/clients.md"
+CHATS = "".join(json.dumps({"messages": [{"role": "user", "content": f"Count to {n}."},
+                                         {"role": "assistant", "content": "One, two, three."}]}) + "\n" for n in range(24)).encode()
+
+
+def check_table(suite, rows):
+    """The rows of a suite in the document are these."""
+    wanted = [row.text(suite, part) for part, row in rows.items()]
+    found = re.findall(rf"^\| {re.escape(suite)} \|.*$", DOCUMENT.read_text(), re.MULTILINE)
+    assert found == wanted, "docs/clients.md needs the rows:\n" + "\n".join(wanted)
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    """A server with a model, and the ids by which the proxy replaces openai-python's placeholders."""
+    server = Server(tmp_path / "state", "--openai_address", "127.0.0.1:0").start()
+    try:
+        model = small_model.write(tmp_path / "small", max_position_embeddings=256)
+        server.run("models", "import", model, "--name", "small", "--dtype", "f32")
+        client = client_of(server)
+        file, *spare = [client.files.create(file=(f"{n}.jsonl", CHATS), purpose="fine-tune").id for n in range(16)]
+
+        def create(**run):
+            return client_of(server).fine_tuning.jobs.create(model="small", training_file=file, extra_body={
+                "nibble": {"run": run, "data": {"max_seq_len": 128}}}).id
+        done = create(max_steps=4, save_every=2)
+        soon(lambda: client.fine_tuning.jobs.retrieve(done).status == "succeeded", f"{done} has succeeded", 120)
+        # From here on no job ends: the trainer of the first one only waits, so the others stay in the queue.
+        trainer = tmp_path / "waiting-trainer"
+        trainer.write_text("#!/bin/sh\nexec sleep 3600\n")
+        trainer.chmod(0o755)
+        assert server.stop() == 0
+        server.flags += ["--trainer", str(trainer)]
+        client = client_of(server.start())  # its port is another one
+        _, *queued = [create(max_steps=4) for _ in range(46)]
+        soon(lambda: {client.fine_tuning.jobs.retrieve(job).nibble["state"] for job in queued} == {"QUEUED"}, "the jobs are queued", 60)
+        paused = queued[30:]
+        for job in paused:
+            client.fine_tuning.jobs.pause(job)
+        names = {**dict.fromkeys(openai_cases.MODELS, "small"), **dict.fromkeys(openai_cases.FILES, file), openai_cases.JOB: done}
+        action = f"/v1/fine_tuning/jobs/({openai_cases.JOB})/"
+        pools = {("DELETE", "/v1/files/(string)"): spare, ("POST", action + "cancel"): queued[:15], ("POST", action + "pause"): queued[15:30],
+                 ("POST", action + "resume"): paused}
+        with Proxy(server.openai, Ids(names, pools)) as proxy:
+            yield proxy
+    finally:
+        server.stop()
+
+
+def resource(case):
+    """tests/api_resources/chat/test_completions.py::... -> chat.completions"""
+    path = pathlib.PurePath(case.partition("::")[0].removeprefix("tests/api_resources/"))
+    return ".".join([*path.parts[:-1], path.stem.removeprefix("test_")])
+
+
+def test_openai_python(prepared, tmp_path):
+    folder = suites.extract(openai_cases.SUITE, tmp_path)
+    variables = {"TEST_API_BASE_URL": prepared.url + "/v1"}
+    options = ["-o", "addopts="]
+    served = [f"tests/api_resources/{name}" for name in openai_cases.SERVED]
+    outcomes = suites.run(folder, [*options, *served], prepared, variables=variables)
+    rows, wrong = suites.judge(outcomes, openai_cases.RULES, resource)
+    ignored = [f"--ignore={name}" for name in served]
+    outcomes = suites.run(folder, [*options, *ignored, "tests/api_resources"], prepared, openai_cases.OTHERS, variables)
+    others, wrong_others = suites.judge(outcomes, openai_cases.OTHER_RULES, lambda case: "all others")
+    assert not wrong + wrong_others, "\n".join(wrong + wrong_others)
+    check_table("openai-python", {**rows, **others})
