@@ -6,6 +6,7 @@ import re
 import sys
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import small_model
 from conftest import ROOT, Server
@@ -15,6 +16,7 @@ from test_openai import client_of
 sys.path.insert(0, str(ROOT / "tests/peers"))
 import openai_cases  # noqa: E402
 import suites  # noqa: E402
+import vllm_cases  # noqa: E402
 from proxy import Ids, Proxy  # noqa: E402
 
 pytestmark = pytest.mark.full
@@ -30,13 +32,27 @@ def check_table(suite, rows):
     assert found == wanted, "docs/clients.md needs the rows:\n" + "\n".join(wanted)
 
 
-@pytest.fixture
-def prepared(tmp_path):
-    """A server with a model, and the ids by which the proxy replaces openai-python's placeholders."""
+def printing_model(directory):
+    """A model whose texts are of ASCII's printable characters, differ from seed to seed and do not end early, because some
+    suites compare texts or count tokens."""
+    small_model.write(directory, max_position_embeddings=512, tie_word_embeddings=False)
+    tensors = load_file(directory / "model.safetensors")
+    # The first value of every hidden state is large, so that of a token's row in lm_head works as the token's bias.
+    tensors["model.embed_tokens.weight"][:, 0] = 8
+    tensors["lm_head.weight"] *= 0.5
+    tensors["lm_head.weight"][:, 0] = -8
+    tensors["lm_head.weight"][32:127, 0] = 0
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A server with a model, and a proxy that replaces placeholders of the suites by ids of the server."""
+    tmp_path = tmp_path_factory.mktemp("prepared")
     server = Server(tmp_path / "state", "--openai_address", "127.0.0.1:0").start()
     try:
-        model = small_model.write(tmp_path / "small", max_position_embeddings=256)
-        server.run("models", "import", model, "--name", "small", "--dtype", "f32")
+        server.run("models", "import", printing_model(tmp_path / "small"), "--name", "small", "--dtype", "f32")
         client = client_of(server)
         file, *spare = [client.files.create(file=(f"{n}.jsonl", CHATS), purpose="fine-tune").id for n in range(16)]
 
@@ -57,7 +73,8 @@ def prepared(tmp_path):
         paused = queued[30:]
         for job in paused:
             client.fine_tuning.jobs.pause(job)
-        names = {**dict.fromkeys(openai_cases.MODELS, "small"), **dict.fromkeys(openai_cases.FILES, file), openai_cases.JOB: done}
+        names = {**dict.fromkeys(openai_cases.MODELS + vllm_cases.MODELS, "small"), **dict.fromkeys(openai_cases.FILES, file),
+                 openai_cases.JOB: done, vllm_cases.ADAPTER: client.fine_tuning.jobs.retrieve(done).fine_tuned_model}
         action = f"/v1/fine_tuning/jobs/({openai_cases.JOB})/"
         pools = {("DELETE", "/v1/files/(string)"): spare, ("POST", action + "cancel"): queued[:15], ("POST", action + "pause"): queued[15:30],
                  ("POST", action + "resume"): paused}
@@ -85,3 +102,11 @@ def test_openai_python(prepared, tmp_path):
     others, wrong_others = suites.judge(outcomes, openai_cases.OTHER_RULES, lambda case: "all others")
     assert not wrong + wrong_others, "\n".join(wrong + wrong_others)
     check_table("openai-python", {**rows, **others})
+
+
+def test_vllm(prepared, tmp_path):
+    folder = suites.extract(vllm_cases.SUITE, tmp_path, "vllm")
+    outcomes = suites.run(folder, [vllm_cases.COMPLETION, vllm_cases.CHAT], prepared)
+    rows, wrong = suites.judge(outcomes, vllm_cases.RULES, lambda case: pathlib.PurePath(case.partition("::")[0]).stem)
+    assert not wrong, "\n".join(wrong)
+    check_table("vLLM", rows)

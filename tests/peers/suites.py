@@ -18,7 +18,7 @@ FOLDER = ROOT / "build/peer-suites"  # archives and environments, kept from run 
 DOWNLOADER = ["unearth==0.19.0"]
 # For all suites.
 PACKAGES = ["openai[aiohttp]==2.54.0", "pytest==9.2.0", "pytest-asyncio==1.5.0", "respx==0.23.1", "dirty-equals==0.11",
-            "rich==15.0.0", "inline-snapshot==0.36.1", "time-machine==3.6.0", "jsonschema==4.26.0"]
+            "rich==15.0.0", "inline-snapshot==0.36.1", "time-machine==3.6.0", "jsonschema==4.26.0", "requests==2.34.2", "regex==2026.11.19"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,13 +66,16 @@ def fetch(suite):
     return folder / name
 
 
-def extract(suite, folder):
-    """Writes the tests into the folder, and returns the folder that the archive's only folder has become."""
+def extract(suite, folder, stand_ins=None):
+    """Writes the tests into the folder, and over them the files of `stand_ins`, a folder here. Returns the folder that the
+    archive's only folder has become."""
     with tarfile.open(fetch(suite)) as archive:
         for member in archive:
             top, _, path = member.name.partition("/")
             if path.startswith(suite.inside) and path not in suite.without:
                 archive.extract(member, folder)  # the digest says that its paths are good
+    if stand_ins:
+        shutil.copytree(HERE / stand_ins, pathlib.Path(folder) / top, dirs_exist_ok=True)
     return pathlib.Path(folder) / top
 
 
