@@ -14,6 +14,7 @@ from soon import soon
 from test_openai import client_of
 
 sys.path.insert(0, str(ROOT / "tests/peers"))
+import llama_cpp_cases  # noqa: E402
 import openai_cases  # noqa: E402
 import suites  # noqa: E402
 import vllm_cases  # noqa: E402
@@ -79,7 +80,7 @@ def prepared(tmp_path_factory):
         pools = {("DELETE", "/v1/files/(string)"): spare, ("POST", action + "cancel"): queued[:15], ("POST", action + "pause"): queued[15:30],
                  ("POST", action + "resume"): paused}
         with Proxy(server.openai, Ids(names, pools)) as proxy:
-            yield proxy
+            yield proxy, server
     finally:
         server.stop()
 
@@ -91,14 +92,15 @@ def resource(case):
 
 
 def test_openai_python(prepared, tmp_path):
+    proxy, _ = prepared
     folder = suites.extract(openai_cases.SUITE, tmp_path)
-    variables = {"TEST_API_BASE_URL": prepared.url + "/v1"}
+    variables = {"TEST_API_BASE_URL": proxy.url + "/v1"}
     options = ["-o", "addopts="]
     served = [f"tests/api_resources/{name}" for name in openai_cases.SERVED]
-    outcomes = suites.run(folder, [*options, *served], prepared, variables=variables)
+    outcomes = suites.run(folder, [*options, *served], proxy, variables=variables)
     rows, wrong = suites.judge(outcomes, openai_cases.RULES, resource)
     ignored = [f"--ignore={name}" for name in served]
-    outcomes = suites.run(folder, [*options, *ignored, "tests/api_resources"], prepared, openai_cases.OTHERS, variables)
+    outcomes = suites.run(folder, [*options, *ignored, "tests/api_resources"], proxy, openai_cases.OTHERS, variables)
     others, wrong_others = suites.judge(outcomes, openai_cases.OTHER_RULES, lambda case: "all others")
     assert not wrong + wrong_others, "\n".join(wrong + wrong_others)
     check_table("openai-python", {**rows, **others})
@@ -106,7 +108,16 @@ def test_openai_python(prepared, tmp_path):
 
 def test_vllm(prepared, tmp_path):
     folder = suites.extract(vllm_cases.SUITE, tmp_path, "vllm")
-    outcomes = suites.run(folder, [vllm_cases.COMPLETION, vllm_cases.CHAT], prepared)
+    outcomes = suites.run(folder, [vllm_cases.COMPLETION, vllm_cases.CHAT], prepared[0])
     rows, wrong = suites.judge(outcomes, vllm_cases.RULES, lambda case: pathlib.PurePath(case.partition("::")[0]).stem)
     assert not wrong, "\n".join(wrong)
     check_table("vLLM", rows)
+
+
+def test_llama_cpp(prepared, tmp_path):
+    folder = suites.extract(llama_cpp_cases.SUITE, tmp_path, "llama_cpp") / llama_cpp_cases.FOLDER
+    with Proxy(prepared[1].openai, Ids(dict.fromkeys(llama_cpp_cases.MODELS, "small"), default_model="small")) as proxy:
+        outcomes = suites.run(folder, ["-m", "not slow", *llama_cpp_cases.FILES], proxy)
+    rows, wrong = suites.judge(outcomes, llama_cpp_cases.RULES, lambda case: pathlib.PurePath(case.partition("::")[0]).stem)
+    assert not wrong, "\n".join(wrong)
+    check_table("llama.cpp", rows)

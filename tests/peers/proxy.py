@@ -17,7 +17,7 @@ class Ids:
     names: by placeholder, in the fields `fields` of JSON bodies, and as a whole segment of a path.
     pools: by (method, pattern of a path as the suite wrote it); each such request takes the next id in place of the
            pattern's group, for calls that use an object up, such as a deletion.
-    default_model: added to JSON bodies without a field `model`, for suites of servers with one model.
+    default_model: the `model` of JSON bodies that have none, for suites of servers with one model.
     """
 
     FIELDS = ("model", "training_file", "validation_file")
@@ -51,8 +51,8 @@ class Ids:
         for field in self.FIELDS:
             if isinstance(message.get(field), str) and message[field] in self.names:
                 message[field] = self.names[message[field]]
-        if self.default_model:
-            message.setdefault("model", self.default_model)
+        if self.default_model and message.get("model") is None:
+            message["model"] = self.default_model
         return json.dumps(message).encode()
 
 

@@ -18,7 +18,7 @@ FOLDER = ROOT / "build/peer-suites"  # archives and environments, kept from run 
 DOWNLOADER = ["unearth==0.19.0"]
 # For all suites.
 PACKAGES = ["openai[aiohttp]==2.54.0", "pytest==9.2.0", "pytest-asyncio==1.5.0", "respx==0.23.1", "dirty-equals==0.11",
-            "rich==15.0.0", "inline-snapshot==0.36.1", "time-machine==3.6.0", "jsonschema==4.26.0", "requests==2.34.2", "regex==2026.11.19"]
+            "rich==15.0.0", "inline-snapshot==0.36.1", "time-machine==3.6.0", "jsonschema==4.26.0", "requests==2.34.2", "regex==2026.11.19", "filelock==4.2.11"]
 
 
 @dataclasses.dataclass(frozen=True)
