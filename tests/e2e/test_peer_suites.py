@@ -2,11 +2,9 @@
 tests check. A case that passed must pass, and a case that is not applicable must fail for the reason in the table."""
 import json
 import pathlib
-import re
 import sys
 
 import pytest
-from safetensors.numpy import load_file, save_file
 
 import small_model
 from conftest import ROOT, Server
@@ -17,34 +15,13 @@ sys.path.insert(0, str(ROOT / "tests/peers"))
 import llama_cpp_cases  # noqa: E402
 import openai_cases  # noqa: E402
 import suites  # noqa: E402
+import table  # noqa: E402
 import vllm_cases  # noqa: E402
 from proxy import Ids, Proxy  # noqa: E402
 
 pytestmark = pytest.mark.full
-DOCUMENT = ROOT / "docs/clients.md"
 CHATS = "".join(json.dumps({"messages": [{"role": "user", "content": f"Count to {n}."},
                                          {"role": "assistant", "content": "One, two, three."}]}) + "\n" for n in range(24)).encode()
-
-
-def check_table(suite, rows):
-    """The rows of a suite in the document are these."""
-    wanted = [row.text(suite, part) for part, row in rows.items()]
-    found = re.findall(rf"^\| {re.escape(suite)} \|.*$", DOCUMENT.read_text(), re.MULTILINE)
-    assert found == wanted, "docs/clients.md needs the rows:\n" + "\n".join(wanted)
-
-
-def printing_model(directory):
-    """A model whose texts are of ASCII's printable characters, differ from seed to seed and do not end early, because some
-    suites compare texts or count tokens."""
-    small_model.write(directory, max_position_embeddings=512, tie_word_embeddings=False)
-    tensors = load_file(directory / "model.safetensors")
-    # The first value of every hidden state is large, so that of a token's row in lm_head works as the token's bias.
-    tensors["model.embed_tokens.weight"][:, 0] = 8
-    tensors["lm_head.weight"] *= 0.5
-    tensors["lm_head.weight"][:, 0] = -8
-    tensors["lm_head.weight"][32:127, 0] = 0
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +30,7 @@ def prepared(tmp_path_factory):
     tmp_path = tmp_path_factory.mktemp("prepared")
     server = Server(tmp_path / "state", "--openai_address", "127.0.0.1:0").start()
     try:
-        server.run("models", "import", printing_model(tmp_path / "small"), "--name", "small", "--dtype", "f32")
+        server.run("models", "import", small_model.write_printing(tmp_path / "small", max_position_embeddings=512), "--name", "small", "--dtype", "f32")
         client = client_of(server)
         file, *spare = [client.files.create(file=(f"{n}.jsonl", CHATS), purpose="fine-tune").id for n in range(16)]
 
@@ -103,7 +80,7 @@ def test_openai_python(prepared, tmp_path):
     outcomes = suites.run(folder, [*options, *ignored, "tests/api_resources"], proxy, openai_cases.OTHERS, variables)
     others, wrong_others = suites.judge(outcomes, openai_cases.OTHER_RULES, lambda case: "all others")
     assert not wrong + wrong_others, "\n".join(wrong + wrong_others)
-    check_table("openai-python", {**rows, **others})
+    table.check("openai-python", {**rows, **others})
 
 
 def test_vllm(prepared, tmp_path):
@@ -111,7 +88,7 @@ def test_vllm(prepared, tmp_path):
     outcomes = suites.run(folder, [vllm_cases.COMPLETION, vllm_cases.CHAT], prepared[0])
     rows, wrong = suites.judge(outcomes, vllm_cases.RULES, lambda case: pathlib.PurePath(case.partition("::")[0]).stem)
     assert not wrong, "\n".join(wrong)
-    check_table("vLLM", rows)
+    table.check("vLLM", rows)
 
 
 def test_llama_cpp(prepared, tmp_path):
@@ -120,4 +97,4 @@ def test_llama_cpp(prepared, tmp_path):
         outcomes = suites.run(folder, ["-m", "not slow", *llama_cpp_cases.FILES], proxy)
     rows, wrong = suites.judge(outcomes, llama_cpp_cases.RULES, lambda case: pathlib.PurePath(case.partition("::")[0]).stem)
     assert not wrong, "\n".join(wrong)
-    check_table("llama.cpp", rows)
+    table.check("llama.cpp", rows)

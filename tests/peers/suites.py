@@ -1,5 +1,4 @@
 """Fetches the test suites of other projects, which are not in this repository, and runs them against nibbled."""
-import collections
 import dataclasses
 import hashlib
 import json
@@ -10,6 +9,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
+
+from table import Row
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -94,18 +95,6 @@ def run(folder, arguments, proxy, cases="", variables=None, timeout=1200):
     assert result.returncode in (0, 1), result.stdout[-4000:] + result.stderr[-4000:]
     lines = [json.loads(line) for line in outcomes.read_text().splitlines()]
     return {line["case"]: line for line in lines}
-
-
-@dataclasses.dataclass
-class Row:
-    """A part of a suite, for the table of docs/clients.md."""
-    passed: int = 0
-    not_applicable: collections.Counter = dataclasses.field(default_factory=collections.Counter)
-
-    def text(self, *names):
-        reasons = "; ".join(f"{reason} ({count})" for reason, count in self.not_applicable.items())
-        count = self.not_applicable.total()
-        return f"| {' | '.join(names)} | {self.passed or '-'} | {count or '-'} | {reasons} |"
 
 
 def judge(outcomes, rules, part_of):
