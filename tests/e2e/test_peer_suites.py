@@ -19,44 +19,52 @@ import table  # noqa: E402
 import vllm_cases  # noqa: E402
 from proxy import Ids, Proxy  # noqa: E402
 
-pytestmark = pytest.mark.full
 CHATS = "".join(json.dumps({"messages": [{"role": "user", "content": f"Count to {n}."},
                                          {"role": "assistant", "content": "One, two, three."}]}) + "\n" for n in range(24)).encode()
 
 
+def restart_with_waiting_trainer(server, folder):
+    """From here on no job ends: the trainer of the first one only waits, so the others stay in the queue."""
+    trainer = folder / "waiting-trainer"
+    trainer.write_text("#!/bin/sh\nexec sleep 3600\n")
+    trainer.chmod(0o755)
+    assert server.stop() == 0
+    server.flags += ["--trainer", str(trainer)]
+    server.start()
+
+
+def prepare(server, folder):
+    """Gives the server a model, files and jobs, and returns which ids replace the placeholders of the suites."""
+    model = small_model.write_printing(folder / "small", max_position_embeddings=512)
+    server.run("models", "import", model, "--name", "small", "--dtype", "f32")
+    client = client_of(server)
+    file, *spare = [client.files.create(file=(f"{n}.jsonl", CHATS), purpose="fine-tune").id for n in range(16)]
+    job = {"model": "small", "training_file": file,
+           "extra_body": {"nibble": {"run": {"max_steps": 4, "save_every": 2}, "data": {"max_seq_len": 128}}}}
+    done = client.fine_tuning.jobs.create(**job).id
+    soon(lambda: client.fine_tuning.jobs.retrieve(done).status == "succeeded", f"{done} has succeeded", 120)
+    restart_with_waiting_trainer(server, folder)
+    jobs = client_of(server).fine_tuning.jobs  # at another port
+    _, *queued = [jobs.create(**job).id for _ in range(46)]
+    soon(lambda: all(jobs.retrieve(one).nibble["state"] == "QUEUED" for one in queued), "the jobs are queued", 60)
+    for one in queued[30:]:
+        jobs.pause(one)
+    names = {**dict.fromkeys(openai_cases.MODELS + vllm_cases.MODELS, "small"), **dict.fromkeys(openai_cases.FILES, file),
+             openai_cases.JOB: done, vllm_cases.ADAPTER: jobs.retrieve(done).fine_tuned_model}
+    action = f"/v1/fine_tuning/jobs/({openai_cases.JOB})/"
+    pools = {("DELETE", "/v1/files/(string)"): spare, ("POST", action + "cancel"): queued[:15],
+             ("POST", action + "pause"): queued[15:30], ("POST", action + "resume"): queued[30:]}
+    return Ids(names, pools)
+
+
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """A server with a model, and a proxy that replaces placeholders of the suites by ids of the server."""
-    tmp_path = tmp_path_factory.mktemp("prepared")
-    server = Server(tmp_path / "state", "--openai_address", "127.0.0.1:0").start()
+    """A server, and a proxy that replaces placeholders of the suites by ids of the server."""
+    folder = tmp_path_factory.mktemp("prepared")
+    server = Server(folder / "state", "--openai_address", "127.0.0.1:0").start()
     try:
-        server.run("models", "import", small_model.write_printing(tmp_path / "small", max_position_embeddings=512), "--name", "small", "--dtype", "f32")
-        client = client_of(server)
-        file, *spare = [client.files.create(file=(f"{n}.jsonl", CHATS), purpose="fine-tune").id for n in range(16)]
-
-        def create(**run):
-            return client_of(server).fine_tuning.jobs.create(model="small", training_file=file, extra_body={
-                "nibble": {"run": run, "data": {"max_seq_len": 128}}}).id
-        done = create(max_steps=4, save_every=2)
-        soon(lambda: client.fine_tuning.jobs.retrieve(done).status == "succeeded", f"{done} has succeeded", 120)
-        # From here on no job ends: the trainer of the first one only waits, so the others stay in the queue.
-        trainer = tmp_path / "waiting-trainer"
-        trainer.write_text("#!/bin/sh\nexec sleep 3600\n")
-        trainer.chmod(0o755)
-        assert server.stop() == 0
-        server.flags += ["--trainer", str(trainer)]
-        client = client_of(server.start())  # its port is another one
-        _, *queued = [create(max_steps=4) for _ in range(46)]
-        soon(lambda: {client.fine_tuning.jobs.retrieve(job).nibble["state"] for job in queued} == {"QUEUED"}, "the jobs are queued", 60)
-        paused = queued[30:]
-        for job in paused:
-            client.fine_tuning.jobs.pause(job)
-        names = {**dict.fromkeys(openai_cases.MODELS + vllm_cases.MODELS, "small"), **dict.fromkeys(openai_cases.FILES, file),
-                 openai_cases.JOB: done, vllm_cases.ADAPTER: client.fine_tuning.jobs.retrieve(done).fine_tuned_model}
-        action = f"/v1/fine_tuning/jobs/({openai_cases.JOB})/"
-        pools = {("DELETE", "/v1/files/(string)"): spare, ("POST", action + "cancel"): queued[:15], ("POST", action + "pause"): queued[15:30],
-                 ("POST", action + "resume"): paused}
-        with Proxy(server.openai, Ids(names, pools)) as proxy:
+        ids = prepare(server, folder)
+        with Proxy(server.openai, ids) as proxy:
             yield proxy, server
     finally:
         server.stop()
@@ -68,6 +76,7 @@ def resource(case):
     return ".".join([*path.parts[:-1], path.stem.removeprefix("test_")])
 
 
+@pytest.mark.full
 def test_openai_python(prepared, tmp_path):
     proxy, _ = prepared
     folder = suites.extract(openai_cases.SUITE, tmp_path)
@@ -83,6 +92,7 @@ def test_openai_python(prepared, tmp_path):
     table.check("openai-python", {**rows, **others})
 
 
+@pytest.mark.full
 def test_vllm(prepared, tmp_path):
     folder = suites.extract(vllm_cases.SUITE, tmp_path, "vllm")
     outcomes = suites.run(folder, [vllm_cases.COMPLETION, vllm_cases.CHAT], prepared[0])
@@ -91,6 +101,7 @@ def test_vllm(prepared, tmp_path):
     table.check("vLLM", rows)
 
 
+@pytest.mark.full
 def test_llama_cpp(prepared, tmp_path):
     folder = suites.extract(llama_cpp_cases.SUITE, tmp_path, "llama_cpp") / llama_cpp_cases.FOLDER
     with Proxy(prepared[1].openai, Ids(dict.fromkeys(llama_cpp_cases.MODELS, "small"), default_model="small")) as proxy:
@@ -98,3 +109,34 @@ def test_llama_cpp(prepared, tmp_path):
     rows, wrong = suites.judge(outcomes, llama_cpp_cases.RULES, lambda case: pathlib.PurePath(case.partition("::")[0]).stem)
     assert not wrong, "\n".join(wrong)
     table.check("llama.cpp", rows)
+
+
+def outcome(result, message="", requests=1):
+    return {"outcome": result, "message": message, "requests": requests}
+
+
+def test_outcomes_are_judged_by_the_rules():
+    rules = [suites.NotApplicable("test_n", "`n`", "n: is not")]
+    rows, wrong = suites.judge({"a::test_1": outcome("passed"), "a::test_2": outcome("passed", requests=0), "b::test_n": outcome(
+        "failed", "n: is not supported"), "b::test_n2": outcome("passed", requests=0)}, rules, lambda case: case[0])
+    assert not wrong
+    assert [row.text("suite", part) for part, row in rows.items()] == ["| suite | a | 1 | - |  |", "| suite | b | - | 1 | `n` (1) |"]
+    for case, line, said in [("a::test_1", outcome("failed", "timeout"), "timeout"), ("b::test_n", outcome("passed"), "passes"),
+                             ("b::test_n", outcome("failed", "timeout"), "has not failed for its reason"),
+                             ("b::test_n", outcome("failed", "timeout", requests=0), "has not failed for its reason"),
+                             ("a::test_1", outcome("skipped"), "skipped")]:
+        _, wrong = suites.judge({"b::test_n0": outcome("failed", "n: is not supported"), case: line}, rules, lambda case: case[0])
+        assert len(wrong) == 1 and said in wrong[0]
+    assert suites.judge({"a::test_1": outcome("passed")}, rules, lambda case: case[0])[1] == ["no case: test_n"]
+
+
+def test_proxy_replaces_only_placeholders():
+    ids = Ids({"gpt-4o": "a/b", "file-1": "chats"}, {("DELETE", "/v1/files/(file-1)"): ["first", "second"]}, default_model="small")
+    assert ids.path("GET", "/v1/models/gpt-4o?x=gpt-4o") == "/v1/models/a%2Fb?x=gpt-4o"
+    assert ids.path("GET", "/v1/files/file-1/content") == "/v1/files/chats/content"
+    assert [ids.path("DELETE", "/v1/files/file-1") for _ in range(2)] == ["/v1/files/first", "/v1/files/second"]
+    body = ids.body("application/json", b'{"model": "gpt-4o", "training_file": "file-1", "user": "gpt-4o"}')
+    assert json.loads(body) == {"model": "a/b", "training_file": "chats", "user": "gpt-4o"}
+    assert json.loads(ids.body("application/json", b'{"model": null}')) == {"model": "small"}
+    for kind, content in [("application/json", b"{"), ("application/json", b"[1]"), ("multipart/form-data", b'{"model": "gpt-4o"}')]:
+        assert ids.body(kind, content) == content

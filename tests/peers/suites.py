@@ -7,9 +7,9 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 
+import environments  # in tests/support, as the caller's path has it
 from table import Row
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -19,7 +19,8 @@ FOLDER = ROOT / "build/peer-suites"  # archives and environments, kept from run 
 DOWNLOADER = ["unearth==0.19.0"]
 # For all suites.
 PACKAGES = ["openai[aiohttp]==2.54.0", "pytest==9.2.0", "pytest-asyncio==1.5.0", "respx==0.23.1", "dirty-equals==0.11",
-            "rich==15.0.0", "inline-snapshot==0.36.1", "time-machine==3.6.0", "jsonschema==4.26.0", "requests==2.34.2", "regex==2026.11.19", "filelock==4.2.11"]
+            "rich==15.0.0", "inline-snapshot==0.36.1", "time-machine==3.6.0", "jsonschema==4.26.0", "requests==2.34.2",
+            "regex==2026.11.19", "filelock==4.2.11"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +28,6 @@ class Suite:
     requirement: str  # the package whose source archive has the tests
     sha256: str
     inside: tuple  # folders and files of the tests, below the archive's only folder
-    without: tuple = ()  # files that are not extracted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,18 +35,6 @@ class NotApplicable:
     cases: str  # regular expression, searched in a case's name
     reason: str  # for docs/clients.md
     shown_by: str  # regular expression; each such case fails with a message that has a match
-
-
-def environment(name, packages):
-    """Folder of programs of a virtual environment with these packages."""
-    folder, done = FOLDER / name, FOLDER / f"{name}.installed"
-    wanted = "\n".join(packages)
-    if not done.exists() or done.read_text() != wanted:
-        shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        subprocess.run([folder / "bin/pip", "-q", "--disable-pip-version-check", "install", *packages], check=True, timeout=900)
-        done.write_text(wanted)
-    return folder / "bin"
 
 
 def digest(path):
@@ -61,8 +49,8 @@ def fetch(suite):
     name = suite.requirement.replace("-", "_").replace("==", "-") + ".tar.gz"
     if not (folder / name).exists() or digest(folder / name) != suite.sha256:
         index = ["-i", os.environ["PIP_INDEX_URL"]] if "PIP_INDEX_URL" in os.environ else []
-        subprocess.run([environment("downloader", DOWNLOADER) / "unearth", "--no-binary", *index, "-d", folder, suite.requirement],
-                       check=True, capture_output=True, timeout=900)
+        unearth = environments.programs(FOLDER / "downloader", DOWNLOADER) / "unearth"
+        subprocess.run([unearth, "--no-binary", *index, "-d", folder, suite.requirement], check=True, capture_output=True, timeout=900)
     assert digest(folder / name) == suite.sha256, f"{name}: sha256 {digest(folder / name)}, wanted {suite.sha256}"
     return folder / name
 
@@ -73,7 +61,7 @@ def extract(suite, folder, stand_ins=None):
     with tarfile.open(fetch(suite)) as archive:
         for member in archive:
             top, _, path = member.name.partition("/")
-            if path.startswith(suite.inside) and path not in suite.without:
+            if path.startswith(suite.inside):
                 archive.extract(member, folder)  # the digest says that its paths are good
     if stand_ins:
         shutil.copytree(HERE / stand_ins, pathlib.Path(folder) / top, dirs_exist_ok=True)
@@ -87,9 +75,10 @@ def run(folder, arguments, proxy, cases="", variables=None, timeout=1200):
     plugins = pathlib.Path(folder) / "plugins"
     plugins.mkdir(exist_ok=True)
     shutil.copy(HERE / "record.py", plugins / "peer_record.py")
+    python = environments.programs(FOLDER / "suites", PACKAGES) / "python"
     result = subprocess.run(
-        [environment("suites", PACKAGES) / "python", "-m", "pytest", "-q", "--tb=line", "-p", "peer_record", "-p", "no:cacheprovider",
-         *arguments], cwd=folder, capture_output=True, text=True, timeout=timeout,
+        [python, "-m", "pytest", "-q", "--tb=line", "-p", "peer_record", "-p", "no:cacheprovider", *arguments], cwd=folder,
+        capture_output=True, text=True, timeout=timeout,
         env={**os.environ, "PYTHONPATH": str(plugins), "PEER_PROXY": proxy.url, "PEER_OUTCOMES": str(outcomes), "PEER_CASES": cases,
              **(variables or {})})
     assert result.returncode in (0, 1), result.stdout[-4000:] + result.stderr[-4000:]
