@@ -135,6 +135,8 @@ class GenerateExchange : public std::enable_shared_from_this<GenerateExchange> {
 
   std::string Rename(std::string_view field) const {
     if (field == "stopping.max_tokens") return call_.max_tokens_field;
+    const auto is = [field](const char* constraint) { return field == constraint; };
+    if (is("json_schema") || is("regex") || is("choice") || is("lark")) return call_.constraint_field;
     if (field == "output.logprobs" || field == "output.prompt_logprobs")
       return call_.chat ? "top_logprobs" : "logprobs";
     return PlainField(field);

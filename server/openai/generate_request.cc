@@ -8,6 +8,7 @@
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/openai/constraint_fields.h"
 #include "server/openai/json_fields.h"
 #include "server/openai/sampling_fields.h"
 
@@ -74,9 +75,7 @@ void ReadStream(JsonFields& fields, GenerateCall& call) {
   call.include_usage = read.Bool("include_usage").value_or(false);
   read.Neutral("include_obfuscation", false);
   if (const absl::Status status = read.Finish(); !status.ok()) {
-    // FieldError repeats the name.
-    const std::string message(status.message());
-    fields.Fail("stream_options", message.substr(message.find(": ") + 2));
+    fields.FailWith(status);
   }
 }
 
@@ -96,6 +95,8 @@ v1::GenerateRequest ReadCommon(JsonFields& fields, GenerateCall& call) {
   ReadOtherFields(fields);
   if (const auto skip = fields.Bool("skip_special_tokens"))
     request.mutable_output()->set_include_special_tokens(!*skip);
+  if (call.chat) call.constraint_field = ReadResponseFormat(fields, request);
+  call.constraint_field = ReadStructuredOutputs(fields, std::move(call.constraint_field), request);
   if (const auto value = Int32(fields, "priority")) request.set_priority(*value);
   call.n = request.sampling().has_n() ? request.sampling().n() : 1;
   return request;
@@ -223,7 +224,6 @@ absl::StatusOr<GenerateCall> ParseChat(const Json& body) {
   fields.Neutral("tool_choice", "none");
   fields.Neutral("parallel_tool_calls", true);
   fields.Neutral("modalities", {"text"});
-  fields.Neutral("response_format", {{"type", "text"}});
   fields.Neutral("reasoning_effort", "none");
   fields.Neutral("verbosity", "medium");
   if (const auto generate = fields.Bool("add_generation_prompt"))

@@ -24,6 +24,7 @@ struct GenerateCall {
   bool score_only = false;  // max_tokens 0: the generated token is dropped
   std::optional<int> logprobs;
   std::string max_tokens_field = "max_tokens";  // as the client calls it
+  std::string constraint_field;                 // the same; "" without a constraint
 };
 
 // POST /v1/completions. Errors: InvalidArgument (FIELD_VIOLATION) names the client's field.

@@ -39,6 +39,10 @@ void JsonFields::Fail(std::string_view name, std::string_view message) {
   if (status_.ok()) status_ = base::FieldError(StrCat(path_, name), message);
 }
 
+void JsonFields::FailWith(const absl::Status& status) {
+  if (status_.ok()) status_ = status;
+}
+
 void JsonFields::WrongType(std::string_view name, const Json& value, const char* wanted) {
   Fail(name, StrCat("is ", TypeName(value), ", wanted ", wanted));
 }

@@ -37,6 +37,8 @@ class JsonFields {
 
   // Records an error about a field that has been read.
   void Fail(std::string_view name, std::string_view message);
+  // Records the error of a reader of a part, whose message names the field.
+  void FailWith(const absl::Status& status);
   bool failed() const { return !status_.ok(); }
   // The first error: InvalidArgument (FIELD_VIOLATION). Without one, refuses the first field that was not read.
   absl::Status Finish();

@@ -32,15 +32,6 @@ absl::Status CheckRange(const char* field, double value, double low, double high
   return FieldError(field, StrCat("is ", value, ", wanted ", low, " to ", high));
 }
 
-absl::Status CheckConstraint(const v1::GenerateRequest& request) {
-  if (request.constraint_case() != v1::GenerateRequest::CONSTRAINT_NOT_SET) {
-    return Unimplemented(request.has_json_schema() ? "GenerateRequest.json_schema"
-                         : request.has_regex()     ? "GenerateRequest.regex"
-                                                   : "GenerateRequest.choice");
-  }
-  return absl::OkStatus();
-}
-
 absl::Status TakePenalties(const v1::Sampling& sampling, serve::Penalties& out) {
   if (sampling.has_repetition_penalty()) {
     NIBBLE_RETURN_IF_ERROR(CheckRange("sampling.repetition_penalty", sampling.repetition_penalty(),
@@ -146,8 +137,8 @@ absl::StatusOr<GenerateOptions> FromProto(const v1::GenerateRequest& request, bo
     return FieldError("input", "is not set, wanted text, token_ids or chat");
   }
   if (chat && !request.has_chat()) return FieldError("chat", "is not set, wanted a conversation");
-  NIBBLE_RETURN_IF_ERROR(CheckConstraint(request));
   GenerateOptions out;
+  NIBBLE_ASSIGN_OR_RETURN(out.constraint, ConstraintOf(request));
   NIBBLE_RETURN_IF_ERROR(TakeSampling(request.sampling(), out));
   NIBBLE_RETURN_IF_ERROR(
       TakeStopping(request.stopping(), chat ? kChatMaxTokens : kGenerateMaxTokens, out.request.stopping));

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "nibble/v1/inference_service.pb.h"
 #include "server/model/text_assets.h"
+#include "server/rpc/constraint.h"
 #include "server/serve/request.h"
 #include "server/text/prompt_length.h"
 #include "server/text/token_bytes.h"
@@ -21,7 +22,7 @@ inline constexpr std::int64_t kChatMaxTokens = 256;
 
 // The engine's request, and the options of a GenerateRequest that the engine does not see.
 struct GenerateOptions {
-  serve::Request request;  // without prompt, deadline and cancel
+  serve::Request request;  // without prompt, grammar, deadline and cancel
   std::int64_t seed = 0;   // the seed in use; 0 for greedy
   bool logprobs = false;
   std::int64_t num_logprobs = 0;
@@ -29,6 +30,7 @@ struct GenerateOptions {
   std::int64_t num_prompt_logprobs = 0;
   bool echo = false;
   std::optional<absl::Duration> queue_timeout;
+  std::optional<Constraint> constraint;
 };
 
 // `chat`: the method is Chat, which requires a chat and has its own default of max_tokens. Errors: Unimplemented names

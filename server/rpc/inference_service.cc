@@ -115,6 +115,12 @@ absl::Status Submit(CallEnvironment& environment, const Call& call, const v1::Ge
                                                 options.echo ? &echo : nullptr));
   NIBBLE_RETURN_IF_ERROR(CheckSize(environment, *resident, instead, echo.size(), options, prompt.size()));
   serve::Request request = options.request;
+  if (options.constraint.has_value()) {
+    request.grammar_field = options.constraint->field;
+    NIBBLE_ASSIGN_OR_RETURN(request.grammar, resident->engine->grammars().Compile(options.constraint->source,
+                                                                                  options.constraint->field));
+    NIBBLE_RETURN_IF_ERROR(call.StillWanted(validated.deadline));
+  }
   request.prompt = prompt;
   request.prompt_field = InputField(proto);
   request.principal = auth::FairnessKey(call.principal());
@@ -132,6 +138,12 @@ absl::Status Submit(CallEnvironment& environment, const Call& call, const v1::Ge
                                                                    .echo_text = std::move(echo),
                                                                    .prompt = std::move(prompt),
                                                                    .entry = std::move(entry)}));
+}
+
+// Whether the request's constraint must be compiled first, which may take seconds.
+bool MustCompile(const ValidatedRequest& validated, const serve::Resident& resident) {
+  const auto& constraint = validated.options.constraint;
+  return constraint.has_value() && !resident.engine->grammars().Has(constraint->source);
 }
 
 // Lets an abort end the wait for a load too.
@@ -247,8 +259,8 @@ void InferenceService::OnTextThread(const Call& call, absl::Duration deadline, s
 
 template <typename Request>
 void InferenceService::Encode(const Call& call, absl::Duration deadline, const Request& request,
-                              const model::TextAssets& assets, Encoding encode, const Failed& failed) {
-  if (TextBytes(request) > text::kLargeTextBytes) {
+                              const model::TextAssets& assets, Encoding encode, const Failed& failed, bool slow) {
+  if (slow || TextBytes(request) > text::kLargeTextBytes) {
     const auto render_and_encode = [this, &request, &assets, encode = std::move(encode)]() -> absl::Status {
       NIBBLE_ASSIGN_OR_RETURN(std::string rendered, Rendered(request, assets, environment_.max_prompt_bytes));
       return encode(std::move(rendered));
@@ -314,7 +326,8 @@ grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerCo
                                   return std::make_shared<UnarySink>(std::move(answer), call, response);
                                 });
                 };
-                Encode(call->call(), validated->deadline, *request, (*loaded)->text, submit, failed);
+                Encode(call->call(), validated->deadline, *request, (*loaded)->text, submit, failed,
+                       MustCompile(*validated, **loaded));
               });
   };
   return UnaryAsync(environment_, environment_.workers, context, method, start, environment_.generate_deadline);
@@ -351,7 +364,8 @@ grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::Call
                   return Submit(environment_, stream->call(), *copy, std::move(rendered), *validated, resident,
                                 /*instead=*/nullptr, make_sink);
                 };
-                Encode(stream->call(), validated->deadline, *copy, (*loaded)->text, submit, failed);
+                Encode(stream->call(), validated->deadline, *copy, (*loaded)->text, submit, failed,
+                       MustCompile(*validated, **loaded));
               });
     return absl::OkStatus();
   };

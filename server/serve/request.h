@@ -1,6 +1,7 @@
 // A client's request to a loaded model, and the sink for its answer.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 #include "kernels/ops/sample/sample.h"
 #include "server/base/cancel_token.h"
 #include "server/serve/penalties.h"
+#include "server/text/grammar.h"
 
 namespace nibble::serve {
 
@@ -39,6 +41,8 @@ struct Request {
   kernels::SampleParams sampling;
   Penalties penalties;
   Stopping stopping;
+  std::shared_ptr<const text::Grammar> grammar;  // of every output's text; null: any text
+  const char* grammar_field = "constraint";      // the caller's field with it, named in errors; a literal
   bool include_special_tokens = false;  // in the text
   bool logprobs = false;
   std::int64_t top_logprobs = 0;  // alternatives per logprob, also of the prompt; at most the vocabulary
