@@ -7,7 +7,6 @@
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "server/base/error.h"
-#include "server/base/json.h"
 #include "server/base/strings.h"
 
 namespace nibble::openai {
@@ -135,13 +134,13 @@ ApiError FromStatus(const absl::Status& status) {
   return error;
 }
 
-std::string ToJson(const ApiError& error) {
+Json ErrorFields(const ApiError& error) {
   const auto or_null = [](const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); };
-  Json json;
-  json["error"] = {
+  return {
       {"message", error.message}, {"type", error.type}, {"param", or_null(error.param)}, {"code", or_null(error.code)}};
-  return base::Dump(json);
 }
+
+std::string ToJson(const ApiError& error) { return base::Dump({{"error", ErrorFields(error)}}); }
 
 http::Reply ToReply(const ApiError& error) {
   http::Reply reply{.status = error.status, .fields = {{"Content-Type", "application/json"}}, .body = ToJson(error)};

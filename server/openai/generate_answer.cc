@@ -51,13 +51,6 @@ Json TokenJson(const std::string& token, double logprob) {
           {"bytes", BytesJson(token)}};
 }
 
-std::string ChatLogprob(const v1::TokenLogprob& token) {
-  Json json = TokenJson(token.token(), token.logprob());
-  json["top_logprobs"] = Json::array();
-  for (const v1::TopLogprob& top : token.top()) json["top_logprobs"].push_back(TokenJson(top.token(), top.logprob()));
-  return base::Dump(json);
-}
-
 // The alternatives and the token itself. If two tokens have the same text, the likelier one counts. The first token of
 // a prompt, which has no logprob, has 0: the types of OpenAI's libraries have no null here.
 std::string TopLogprobs(const v1::TokenLogprob& token) {
@@ -73,6 +66,17 @@ std::string TopLogprobs(const v1::TokenLogprob& token) {
 }
 
 }  // namespace
+
+std::string ChatLogprob(const v1::TokenLogprob& token) {
+  Json json = TokenJson(token.token(), token.logprob());
+  json["top_logprobs"] = Json::array();
+  for (const v1::TopLogprob& top : token.top()) json["top_logprobs"].push_back(TokenJson(top.token(), top.logprob()));
+  return base::Dump(json);
+}
+
+std::string FingerprintOf(const v1::GenerateStart& start) {
+  return StrCat("fp_", start.weights_digest().substr(0, kFingerprintDigits));
+}
 
 GenerateAnswer::GenerateAnswer(const GenerateCall& call, const std::string& request_id, absl::Time created)
     : call_(call),
@@ -135,7 +139,7 @@ std::string GenerateAnswer::Take(std::size_t prompt, const v1::GenerateReply& re
   const auto first = prompt * static_cast<std::size_t>(call_.n);
   switch (reply.event_case()) {
     case v1::GenerateReply::kStart: {
-      MakePrefix(StrCat("fp_", reply.start().weights_digest().substr(0, kFingerprintDigits)));
+      MakePrefix(FingerprintOf(reply.start()));
       prompt_tokens_ += reply.start().prompt_tokens();
       cached_tokens_ += reply.start().cached_tokens();
       std::string events;
@@ -188,13 +192,13 @@ std::string GenerateAnswer::Take(std::size_t prompt, const v1::GenerateReply& re
   }
 }
 
-std::string GenerateAnswer::LastEvents() const {
+std::string GenerateAnswer::LastEvents() {
   const std::string usage =
       call_.include_usage ? StrCat("data: ", prefix_, R"(,"choices":[],"usage":)", UsageJson(), "}\n\n") : "";
   return usage + "data: [DONE]\n\n";
 }
 
-std::string GenerateAnswer::Whole() const {
+std::string GenerateAnswer::Whole() {
   std::string choices;
   for (std::size_t i = 0; i < choices_.size(); ++i) {
     const Choice& choice = choices_[i];

@@ -8,7 +8,6 @@
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
-#include "server/openai/json_fields.h"
 #include "server/openai/sampling_fields.h"
 
 namespace nibble::openai {
@@ -67,37 +66,19 @@ void ReadOtherFields(JsonFields& fields) {
 
 void ReadStream(JsonFields& fields, GenerateCall& call) {
   call.stream = fields.Bool("stream").value_or(false);
-  const Json* options = fields.Any("stream_options");
-  if (options == nullptr) return;
-  if (!call.stream) return fields.Fail("stream_options", "is only allowed with stream");
-  JsonFields read(*options, "stream_options.");
-  call.include_usage = read.Bool("include_usage").value_or(false);
-  read.Neutral("include_obfuscation", false);
-  if (const absl::Status status = read.Finish(); !status.ok()) {
-    // FieldError repeats the name.
-    const std::string message(status.message());
-    fields.Fail("stream_options", message.substr(message.find(": ") + 2));
-  }
+  if (fields.Any("stream_options") != nullptr && !call.stream)
+    return fields.Fail("stream_options", "is only allowed with stream");
+  fields.Object("stream_options", [&](JsonFields& options) {
+    call.include_usage = options.Bool("include_usage").value_or(false);
+    options.Neutral("include_obfuscation", false);
+  });
 }
 
 // What all prompts of a request share.
 v1::GenerateRequest ReadCommon(JsonFields& fields, GenerateCall& call) {
-  v1::GenerateRequest request;
-  call.model = fields.String("model").value_or("");
-  if (call.model.empty()) fields.Fail("model", "is missing or empty, wanted the name of a model");
-  if (call.model.size() > kMaxModelBytes) {
-    fields.Fail("model", StrCat("has ", call.model.size(), " bytes, wanted at most ", kMaxModelBytes));
-    call.model.clear();
-  }
-  request.set_model(call.model);
-  ReadSampling(fields, *request.mutable_sampling());
-  ReadStopping(fields, *request.mutable_stopping());
+  v1::GenerateRequest request = ReadModelRequest(fields, call);
   ReadStream(fields, call);
   ReadOtherFields(fields);
-  if (const auto skip = fields.Bool("skip_special_tokens"))
-    request.mutable_output()->set_include_special_tokens(!*skip);
-  if (const auto value = Int32(fields, "priority")) request.set_priority(*value);
-  call.n = request.sampling().has_n() ? request.sampling().n() : 1;
   return request;
 }
 
@@ -122,14 +103,6 @@ absl::Status AddPrompts(const Json& prompt, const v1::GenerateRequest& common, s
   return absl::OkStatus();
 }
 
-// `minimum`: 0 where a request may ask for no token.
-void ReadMaxTokens(JsonFields& fields, const char* name, int minimum, v1::Stopping& stopping) {
-  const auto tokens = Int32(fields, name);
-  if (!tokens.has_value()) return;
-  if (*tokens < minimum) return fields.Fail(name, StrCat("is ", *tokens, ", wanted at least ", minimum));
-  stopping.set_max_tokens(*tokens);
-}
-
 // The text of a message: a string, or an array of parts of type "text".
 absl::StatusOr<std::string> TextOf(const Json& content, const std::string& path) {
   if (content.is_string()) return content.get<std::string>();
@@ -149,6 +122,31 @@ absl::StatusOr<std::string> TextOf(const Json& content, const std::string& path)
 }
 
 }  // namespace
+
+v1::GenerateRequest ReadModelRequest(JsonFields& fields, GenerateCall& call) {
+  v1::GenerateRequest request;
+  call.model = fields.String("model").value_or("");
+  if (call.model.empty()) fields.Fail("model", "is missing or empty, wanted the name of a model");
+  if (call.model.size() > kMaxModelBytes) {
+    fields.Fail("model", StrCat("has ", call.model.size(), " bytes, wanted at most ", kMaxModelBytes));
+    call.model.clear();
+  }
+  request.set_model(call.model);
+  ReadSampling(fields, *request.mutable_sampling());
+  ReadStopping(fields, *request.mutable_stopping());
+  if (const auto skip = fields.Bool("skip_special_tokens"))
+    request.mutable_output()->set_include_special_tokens(!*skip);
+  if (const auto value = Int32(fields, "priority")) request.set_priority(*value);
+  call.n = request.sampling().has_n() ? request.sampling().n() : 1;
+  return request;
+}
+
+void ReadMaxTokens(JsonFields& fields, const char* name, int minimum, v1::Stopping& stopping) {
+  const auto tokens = Int32(fields, name);
+  if (!tokens.has_value()) return;
+  if (*tokens < minimum) return fields.Fail(name, StrCat("is ", *tokens, ", wanted at least ", minimum));
+  stopping.set_max_tokens(*tokens);
+}
 
 absl::StatusOr<v1::ChatInput> ParseMessages(const Json& messages, std::string_view path) {
   v1::ChatInput chat;

@@ -127,7 +127,7 @@ TEST(GenerateRequestTest, RefusesByNameWhatIsNotSupported) {
       {R"({"logit_bias":{"x":1}})", "logit_bias"},
       {R"({"logit_bias":{"1":"x"}})", "logit_bias"},
       {R"({"stream_options":{"include_usage":true}})", "stream_options"},
-      {R"({"stream":true,"stream_options":{"usage":true}})", "stream_options"},
+      {R"({"stream":true,"stream_options":{"usage":true}})", "stream_options.usage"},
       {R"({"model":""})", "model"},
       {R"({"temperature":"hot"})", "temperature"},
       {R"({"seed":1.5})", "seed"},
