@@ -79,14 +79,16 @@ std::string ResponseAnswer::Place() const {
 
 std::string ResponseAnswer::Begun() {
   if (std::exchange(begun_, true) || !call_.generate.stream) return "";
-  return Event("response.output_item.added", StrCat(R"(,"output_index":0,"item":)", MessageJson("in_progress"))) +
-         Event("response.content_part.added", StrCat(Place(), R"(,"part":)", PartJson()));
+  std::string events =
+      Event("response.output_item.added", StrCat(R"(,"output_index":0,"item":)", MessageJson("in_progress")));
+  events += Event("response.content_part.added", StrCat(Place(), R"(,"part":)", PartJson()));
+  return events;
 }
 
 std::string ResponseAnswer::Delta(const v1::GenerateDelta& delta) {
   // A text that is held back, until its characters are complete.
   if (delta.text().empty() && delta.logprobs().empty()) return "";
-  const std::string begun = Begun();
+  std::string events = Begun();
   std::string logprobs;
   if (with_logprobs_) {
     for (const v1::TokenLogprob& token : delta.logprobs()) logprobs += StrCat(",", ChatLogprob(token));
@@ -94,16 +96,18 @@ std::string ResponseAnswer::Delta(const v1::GenerateDelta& delta) {
   logprobs_ += logprobs;
   text_ += delta.text();
   if (!call_.generate.stream) return "";
-  return begun + Event("response.output_text.delta", StrCat(Place(), R"(,"delta":)", Quoted(delta.text()),
-                                                            R"(,"logprobs":)", Array(logprobs)));
+  events += Event("response.output_text.delta", StrCat(Place(), R"(,"delta":)", Quoted(delta.text()),
+                                                       R"(,"logprobs":)", Array(logprobs)));
+  return events;
 }
 
 std::string ResponseAnswer::MessageDone() {
   const std::string text = Quoted(text_);
-  return Event("response.output_text.done",
-               StrCat(Place(), R"(,"text":)", text, R"(,"logprobs":)", Array(logprobs_))) +
-         Event("response.content_part.done", StrCat(Place(), R"(,"part":)", PartJson())) +
-         Event("response.output_item.done", StrCat(R"(,"output_index":0,"item":)", MessageJson(EndStatus())));
+  std::string events = Event("response.output_text.done",
+                             StrCat(Place(), R"(,"text":)", text, R"(,"logprobs":)", Array(logprobs_)));
+  events += Event("response.content_part.done", StrCat(Place(), R"(,"part":)", PartJson()));
+  events += Event("response.output_item.done", StrCat(R"(,"output_index":0,"item":)", MessageJson(EndStatus())));
+  return events;
 }
 
 std::string ResponseAnswer::Take(std::size_t, const v1::GenerateReply& reply) {
@@ -115,13 +119,16 @@ std::string ResponseAnswer::Take(std::size_t, const v1::GenerateReply& reply) {
       started_ = true;
       if (!call_.generate.stream) return "";
       const std::string response = StrCat(R"(,"response":)", Whole("in_progress", keeping_.store != nullptr));
-      return Event("response.created", response) + Event("response.in_progress", response);
+      std::string events = Event("response.created", response);
+      events += Event("response.in_progress", response);
+      return events;
     }
     case v1::GenerateReply::kDelta: return Delta(reply.delta());
     case v1::GenerateReply::kFinish: {
-      const std::string begun = Begun();  // an answer without text is an empty message
+      std::string events = Begun();  // an answer without text is an empty message
       incomplete_ = reply.finish().reason() == v1::FINISH_REASON_LENGTH;
-      return call_.generate.stream ? begun + MessageDone() : "";
+      if (call_.generate.stream) events += MessageDone();
+      return events;
     }
     case v1::GenerateReply::kUsage:
       output_tokens_ = reply.usage().completion_tokens();
@@ -163,7 +170,8 @@ std::string ResponseAnswer::ErrorEvents(const ApiError& error) {
   Json fields = ErrorFields(error);
   fields["error"] = ErrorFields(error);
   const std::string json = base::Dump(fields);
-  return events + Event("error", StrCat(",", json.substr(1, json.size() - 2)));
+  events += Event("error", StrCat(",", json.substr(1, json.size() - 2)));
+  return events;
 }
 
 }  // namespace nibble::openai
