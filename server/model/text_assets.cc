@@ -92,7 +92,10 @@ absl::StatusOr<TextAssets> LoadTextAssets(const std::string& directory) {
     auto compiled = text::ChatTemplate::Compile(source, SpecialTokens(config));
     if (!compiled.ok()) return Annotate(compiled.status(), "chat template");
     assets.chat_template = *std::move(compiled);
+    assets.template_source = std::move(source);
   }
+  config.erase("chat_template");
+  assets.tokenizer_config = base::Dump(config);
   assets.digest = TextDigest(base::Sha256Hex(tokenizer_json), config_sha256, template_sha256);
   return assets;
 }

@@ -14,6 +14,8 @@ namespace nibble::model {
 struct TextAssets {
   std::shared_ptr<const text::Tokenizer> tokenizer;
   std::shared_ptr<const text::ChatTemplate> chat_template;
+  std::string template_source;          // of chat_template; "" without one
+  std::string tokenizer_config = "{}";  // JSON of tokenizer_config.json without its chat_template
   std::string digest;  // SHA-256 of the files read; equal digests give equal tokens for equal text
 };
 

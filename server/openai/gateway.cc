@@ -183,6 +183,10 @@ const std::vector<Gateway::Route>& Gateway::Routes() {
        [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
          Detokenize(std::move(incoming), body, self.stubs_);
        }},
+      {"GET", "/tokenizer_info", "nibble.v1.InferenceService/GetTokenizerConfig",
+       [](Gateway& self, Call incoming, const base::Json&, const std::string&) {
+         TokenizerInfo(std::move(incoming), self.stubs_);
+       }},
   };
   return kRoutes;
 }

@@ -168,6 +168,7 @@ std::string ResponseAnswer::ErrorEvents(const ApiError& error) {
   }
   // OpenAI documents the fields in the event; its libraries raise the error that they find in `error`.
   Json fields = ErrorFields(error);
+  fields.erase("type");  // of the event
   fields["error"] = ErrorFields(error);
   const std::string json = base::Dump(fields);
   events += Event("error", StrCat(",", json.substr(1, json.size() - 2)));

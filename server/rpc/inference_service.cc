@@ -454,6 +454,17 @@ grpc::ServerUnaryReactor* InferenceService::RenderTemplate(grpc::CallbackServerC
   return WithText(context, "nibble.v1.InferenceService/RenderTemplate", "RenderTemplateRequest.model", request, body);
 }
 
+grpc::ServerUnaryReactor* InferenceService::GetTokenizerConfig(grpc::CallbackServerContext* context,
+                                                               const v1::GetTokenizerConfigRequest* request,
+                                                               v1::GetTokenizerConfigResponse* response) {
+  return UnaryOnWorker(environment_, context, "nibble.v1.InferenceService/GetTokenizerConfig",
+                       [=, this](const Call& call) -> absl::Status {
+                         NIBBLE_RETURN_IF_ERROR(CheckModelName("GetTokenizerConfigRequest.model", request->model()));
+                         NIBBLE_ASSIGN_OR_RETURN(const auto model, texts_.Get(request->model()));
+                         return rpc::GetTokenizerConfig(*model, BoundsOf(call), response);
+                       });
+}
+
 grpc::ServerUnaryReactor* InferenceService::Embed(grpc::CallbackServerContext* context, const v1::EmbedRequest* request,
                                                   v1::EmbedResponse* response) {
   const auto start = [this, request, response](UnaryCall* call) {

@@ -24,6 +24,7 @@ inline constexpr const char* kUnimplemented[] = {"nibble.v1.ServerService/SetRes
                                                  "GenerateRequest.json_schema",
                                                  "GenerateRequest.model name@version, name+adapter",
                                                  "GenerateRequest.regex",
+                                                 "GetTokenizerConfigRequest.model name@version, name+adapter",
                                                  "JobSpec.aqt",
                                                  "ListOperationsRequest.filter",
                                                  "ListOperationsRequest.name (other than operations)",

@@ -24,7 +24,7 @@ constexpr char kOwner[] = "ann";
 class ResponsesTest : public ::testing::Test {
  protected:
   absl::StatusOr<PreparedResponse> Prepare(const std::string& fields, const std::string& owner = kOwner,
-                                           std::size_t max_conversation_bytes = 1000) {
+                                           std::size_t max_conversation_bytes = 4000) {
     return PrepareResponse(base::ParseJson(R"({"model":"m",)" + fields + "}").value(), owner, store_,
                            max_conversation_bytes);
   }
@@ -99,7 +99,7 @@ TEST_F(ResponsesTest, FieldsOfTheRequestReachTheModelAndTheResponse) {
   const auto prepared = Prepare(R"("input":"a","temperature":0.5,"top_p":0.25,"max_output_tokens":7,"seed":3,
       "include":["message.output_text.logprobs","reasoning.encrypted_content"],"top_logprobs":2,"stream":true,
       "stream_options":{"include_obfuscation":false},"metadata":{"k":"v"},"tools":[],"tool_choice":"none",
-      "text":{"format":{"type":"text"}},"reasoning":{"effort":null,"summary":null}})");
+      "text":{"format":{"type":"text"}},"reasoning":{"effort":null,"summary":null})");
   ASSERT_TRUE(prepared.ok()) << prepared.status();
   const v1::GenerateRequest& request = prepared->call.generate.prompts.front();
   EXPECT_EQ(request.model(), "m");
@@ -135,7 +135,7 @@ TEST_F(ResponsesTest, RefusesByNameWhatIsNotSupported) {
   EXPECT_THAT(Error(R"("input":"a","tool_choice":"required")"), StartsWith("tool_choice: "));
   EXPECT_THAT(Error(R"("input":"a","previous_response_id":"resp_x")"), StartsWith("previous_response_id: "));
   EXPECT_THAT(Error(R"("input":"a","metadata":[])"), StartsWith("metadata: "));
-  EXPECT_THAT(Error(R"("input":"a","mode":1)"), StartsWith("mode: is not a field of this request, did you mean model?"));
+  EXPECT_THAT(Error(R"("input":"a","mode":1)"), StartsWith("mode: is not a field of this request; did you mean model?"));
 }
 
 TEST_F(ResponsesTest, ResponseHasTheFieldsOfOpenAi) {
@@ -186,7 +186,7 @@ TEST_F(ResponsesTest, ItemsAreReferredToByTheirOwnerOnly) {
 }
 
 TEST_F(ResponsesTest, ConversationIsBounded) {
-  std::string id = Run(R"("input":"a")", std::string(800, 'b'))["id"];
+  std::string id = Run(R"("input":"a")", std::string(4'000, 'b'))["id"];
   EXPECT_THAT(Error(R"("previous_response_id":")" + id + R"(","input":"a")"),
               HasSubstr("the conversation would have"));
   id = Run(R"("input":"a")", "b")["id"];
