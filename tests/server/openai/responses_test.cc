@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/base/error.h"
+#include "server/openai/api_error.h"
 #include "server/openai/response_answer.h"
 
 namespace nibble::openai {
@@ -167,9 +167,9 @@ TEST_F(ResponsesTest, ConversationHasTheItemsOfAllTurnsButOnlyItsOwnInstructions
   EXPECT_THAT(Messages(Prepare(last).value()),
               ElementsAre("system: two", "user: a", "assistant: b", "user: c", "assistant: d", "user: e"));
   EXPECT_THAT(Error(last, "bob"), StartsWith("previous_response_id: there is no response"));
-  EXPECT_EQ(base::Reason(Prepare(last, "bob").status()), "PREVIOUS_RESPONSE_NOT_FOUND");
+  EXPECT_EQ(FromStatus(Prepare(last, "bob").status()).code, "previous_response_not_found");
   clock_.Advance(absl::Hours(1));
-  EXPECT_EQ(base::Reason(Prepare(last).status()), "PREVIOUS_RESPONSE_NOT_FOUND");
+  EXPECT_EQ(FromStatus(Prepare(last).status()).code, "previous_response_not_found");
 }
 
 TEST_F(ResponsesTest, ItemsAreReferredToByTheirOwnerOnly) {
