@@ -24,6 +24,8 @@ inline constexpr const char* kUnimplemented[] = {"nibble.v1.ServerService/SetRes
                                                  "GenerateRequest.json_schema",
                                                  "GenerateRequest.model name@version, name+adapter",
                                                  "GenerateRequest.regex",
+                                                 "GenerateRequest.required_tool",
+                                                 "GenerateRequest.tool_choice REQUIRED",
                                                  "JobSpec.aqt",
                                                  "ListOperationsRequest.filter",
                                                  "ListOperationsRequest.name (other than operations)",
@@ -42,6 +44,7 @@ inline constexpr const char* kUnimplemented[] = {"nibble.v1.ServerService/SetRes
                                                  "RunConfig.max_retries",
                                                  "ScoreRequest.model name@version, name+adapter",
                                                  "TokenizeRequest.model name@version, name+adapter",
+                                                 "Tool.strict true",
                                                  "UploadDatasetHeader.field_map",
                                                  "UploadDatasetHeader.format INSTRUCTION, TOKENIZED"};
 
