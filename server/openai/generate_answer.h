@@ -38,6 +38,7 @@ class GenerateAnswer final : public AnswerForm {
   };
   struct Choice {
     std::string text;
+    google::protobuf::RepeatedPtrField<v1::ToolCall> tool_calls;
     Logprobs logprobs;
     std::int64_t num_characters = 0;  // of the tokens so far
     std::string finish_reason;
@@ -50,6 +51,8 @@ class GenerateAnswer final : public AnswerForm {
   std::string LogprobsJson(const Logprobs& logprobs) const;
   std::string Event(std::size_t index, const std::string& text, const std::string& logprobs,
                     const std::string& finish_reason) const;
+  // The events of a piece of choice `index`.
+  std::string DeltaEvents(std::size_t index, const v1::GenerateDelta& delta, const std::string& logprobs) const;
   void MakePrefix(const std::string& fingerprint);
   std::string UsageJson() const;
 

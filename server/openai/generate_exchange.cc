@@ -11,6 +11,7 @@
 #include "server/base/strings.h"
 #include "server/openai/api_error.h"
 #include "server/openai/generate_answer.h"
+#include "server/openai/tool_fields.h"
 #include "server/openai/unary_exchange.h"
 
 namespace nibble::openai {
@@ -139,9 +140,12 @@ class GenerateExchange : public std::enable_shared_from_this<GenerateExchange> {
     if (field == "stopping.max_tokens") return call_.max_tokens_field;
     if (field == "output.logprobs" || field == "output.prompt_logprobs")
       return call_.chat ? "top_logprobs" : "logprobs";
+    if (field == "required_tool" || field == "GenerateRequest.required_tool") return "tool_choice";
+    if (field == "Tool.strict") return "tools";
     const std::string name = PlainField(field);
     // An index would be that of another message in a field with another name.
-    return name.starts_with("messages") && call_.messages_field != "messages" ? call_.messages_field : name;
+    if (name.starts_with("messages") && call_.messages_field != "messages") return call_.messages_field;
+    return call_.messages_field == "messages" ? FunctionField(name) : name;
   }
 
   void BeginMore() {

@@ -9,6 +9,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/openai/sampling_fields.h"
+#include "server/openai/tool_fields.h"
 
 namespace nibble::openai {
 
@@ -158,15 +159,21 @@ absl::StatusOr<v1::ChatInput> ParseMessages(const Json& messages, std::string_vi
     if (role.empty()) fields.Fail("role", "wanted a role such as \"user\"");
     if (role == "developer") role = "system";  // models' templates know only the older name
     const Json* content = fields.Any("content");
-    fields.Ignore("name");
-    for (const char* name : {"tool_calls", "function_call", "audio", "refusal", "tool_call_id"})
-      fields.Unsupported(name);
-    NIBBLE_RETURN_IF_ERROR(fields.Finish());
-    if (content == nullptr) return FieldError(StrCat(at, "content"), "wanted a string or an array");
-    NIBBLE_ASSIGN_OR_RETURN(std::string text, TextOf(*content, StrCat(at, "content")));
+    const Json* calls = fields.Any("tool_calls");
     v1::ChatMessage& message = *chat.add_messages();
+    message.set_name(fields.String("name").value_or(""));
+    message.set_tool_call_id(fields.String("tool_call_id").value_or(""));
+    for (const char* name : {"function_call", "audio", "refusal", "annotations"}) fields.Unsupported(name);
+    NIBBLE_RETURN_IF_ERROR(fields.Finish());
+    if (calls != nullptr) {
+      NIBBLE_RETURN_IF_ERROR(ParseToolCalls(*calls, StrCat(at, "tool_calls"), *message.mutable_tool_calls()));
+    }
+    if (content != nullptr) {
+      NIBBLE_ASSIGN_OR_RETURN(*message.mutable_content(), TextOf(*content, StrCat(at, "content")));
+    } else if (message.tool_calls().empty()) {
+      return FieldError(StrCat(at, "content"), "wanted a string or an array");
+    }
     message.set_role(std::move(role));
-    message.set_content(std::move(text));
   }
   return chat;
 }
@@ -216,10 +223,11 @@ absl::StatusOr<GenerateCall> ParseChat(const Json& body) {
     call.logprobs = top.value_or(0);
     request.mutable_output()->set_logprobs(*call.logprobs);
   }
-  for (const char* name : {"tools", "functions", "function_call", "audio", "prediction", "web_search_options"})
+  for (const char* name : {"functions", "function_call", "audio", "prediction", "web_search_options"})
     fields.Unsupported(name);
-  fields.Neutral("tool_choice", "none");
-  fields.Neutral("parallel_tool_calls", true);
+  const Json* tools = fields.Any("tools");
+  const Json* tool_choice = fields.Any("tool_choice");
+  if (const auto parallel = fields.Bool("parallel_tool_calls")) request.set_parallel_tool_calls(*parallel);
   fields.Neutral("modalities", {"text"});
   fields.Neutral("response_format", {{"type", "text"}});
   fields.Neutral("reasoning_effort", "none");
@@ -231,6 +239,8 @@ absl::StatusOr<GenerateCall> ParseChat(const Json& body) {
   NIBBLE_RETURN_IF_ERROR(fields.Finish());
   NIBBLE_ASSIGN_OR_RETURN(v1::ChatInput chat, ParseMessages(*messages, "messages"));
   request.mutable_chat()->mutable_messages()->Swap(chat.mutable_messages());
+  if (tools != nullptr) NIBBLE_RETURN_IF_ERROR(ParseTools(*tools, "tools", *request.mutable_chat()->mutable_tools()));
+  if (tool_choice != nullptr) NIBBLE_RETURN_IF_ERROR(ParseToolChoice(*tool_choice, "tool_choice", request));
   call.prompts.push_back(std::move(request));
   return call;
 }

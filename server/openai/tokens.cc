@@ -11,6 +11,7 @@
 #include "server/openai/json_fields.h"
 #include "server/openai/query_fields.h"
 #include "server/openai/sampling_fields.h"
+#include "server/openai/tool_fields.h"
 #include "server/openai/unary_exchange.h"
 
 namespace nibble::openai {
@@ -29,6 +30,8 @@ absl::StatusOr<v1::TokenizeRequest> ParseTokenize(const Json& body, bool* token_
   const auto generate = fields.Bool("add_generation_prompt");
   const auto prompt = fields.String("prompt");
   const Json* messages = fields.Any("messages");
+  const Json* tools = fields.Any("tools");
+  if (tools != nullptr && messages == nullptr) fields.Fail("tools", "is only allowed with messages");
   if (prompt.has_value() == (messages != nullptr)) fields.Fail("prompt", "wanted either prompt or messages");
   NIBBLE_RETURN_IF_ERROR(fields.Finish());
   if (prompt.has_value()) {
@@ -36,6 +39,7 @@ absl::StatusOr<v1::TokenizeRequest> ParseTokenize(const Json& body, bool* token_
     return request;
   }
   NIBBLE_ASSIGN_OR_RETURN(*request.mutable_chat(), ParseMessages(*messages, "messages"));
+  if (tools != nullptr) NIBBLE_RETURN_IF_ERROR(ParseTools(*tools, "tools", *request.mutable_chat()->mutable_tools()));
   if (generate.has_value()) request.mutable_chat()->set_add_generation_prompt(*generate);
   return request;
 }

@@ -10,6 +10,7 @@
 #include "server/base/queue_full.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/messages/tool_calls.h"
 #include "server/rpc/answer_sink.h"
 #include "server/rpc/answer_size.h"
 #include "server/rpc/embed.h"
@@ -107,6 +108,7 @@ absl::Status Submit(CallEnvironment& environment, const Call& call, const v1::Ge
   auto entry = std::move(validated.entry);
   NIBBLE_RETURN_IF_ERROR(call.StillWanted(validated.deadline));
   GenerateOptions& options = validated.options;
+  UseToolFormat(resident->text, options);
   std::string echo;
   NIBBLE_ASSIGN_OR_RETURN(auto prompt, PromptOf(proto, std::move(rendered), resident->text,
                                                 {.max_tokens = resident->engine->max_context(),
@@ -163,6 +165,7 @@ class UnarySink final : public AnswerSink {
       case v1::GenerateReply::kDelta: {
         v1::GenerateOutput& output = Output(reply.delta().index());
         output.mutable_text()->append(reply.delta().text());
+        messages::AddToolCalls(reply.delta(), *output.mutable_tool_calls());
         output.mutable_token_ids()->MergeFrom(reply.delta().token_ids());
         output.mutable_logprobs()->MergeFrom(reply.delta().logprobs());
         return;

@@ -25,6 +25,8 @@ inline constexpr const char* kUnimplemented[] = {"nibble.v1.ServerService/SetRes
                                                  "GenerateRequest.model name@version, name+adapter",
                                                  "GenerateRequest.regex",
                                                  "GetTokenizerConfigRequest.model name@version, name+adapter",
+                                                 "GenerateRequest.required_tool",
+                                                 "GenerateRequest.tool_choice REQUIRED",
                                                  "JobSpec.aqt",
                                                  "ListOperationsRequest.filter",
                                                  "ListOperationsRequest.name (other than operations)",
@@ -43,6 +45,7 @@ inline constexpr const char* kUnimplemented[] = {"nibble.v1.ServerService/SetRes
                                                  "RunConfig.max_retries",
                                                  "ScoreRequest.model name@version, name+adapter",
                                                  "TokenizeRequest.model name@version, name+adapter",
+                                                 "Tool.strict true",
                                                  "UploadDatasetHeader.field_map",
                                                  "UploadDatasetHeader.format INSTRUCTION, TOKENIZED"};
 

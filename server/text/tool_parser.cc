@@ -193,6 +193,7 @@ void ToolParser::BeginValue(char c) {
   const bool arguments = key_ == "arguments" || key_ == "parameters";
   if ((arguments && (c != '{' || has_arguments_)) || (key_ == "name" && (c != '"' || has_name_))) return FailAt(c);
   if (arguments) key_ = "arguments";
+  if (!arguments && key_ != "name" && key_ != "type" && key_ != "id") has_others_ = true;
   state_ = State::kInValue;
   if (arguments && has_name_) BeginCall();
   TakeValue(c);
@@ -293,6 +294,7 @@ void ToolParser::AddArguments(std::string_view piece) {
 void ToolParser::EndObject() {
   if (!has_name_) return Fail();
   if (!has_arguments_) {  // a tool without parameters
+    if (has_others_) return Fail();
     BeginCall();
     AddArguments("{}");
   }
@@ -311,7 +313,7 @@ void ToolParser::EndCall() {
 }
 
 void ToolParser::ForgetCall() {
-  begun_ = has_name_ = has_arguments_ = false;
+  begun_ = has_name_ = has_arguments_ = has_others_ = false;
   name_.clear();
   arguments_.clear();
   marker_.clear();

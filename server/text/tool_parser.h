@@ -103,7 +103,7 @@ class ToolParser {
   bool in_list_ = false;  // a Mistral list
   bool by_name_ = false;  // a Mistral call by name
   std::string key_, name_, value_, arguments_, marker_;
-  bool has_name_ = false, has_arguments_ = false;
+  bool has_name_ = false, has_arguments_ = false, has_others_ = false;
   ValueScanner scanner_;
 };
 

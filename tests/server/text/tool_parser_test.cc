@@ -170,6 +170,7 @@ TEST(ToolParserTest, MalformedCallIsContent) {
       {kHermes, Hermes(R"({"name": "weather", "name": "now"})")},
       {kHermes, Hermes(R"({"arguments": {}})")},
       {kHermes, Hermes("{}")},
+      {kHermes, Hermes(R"({"name": "weather", "city": "Paris"})")},
       {kHermes, Hermes(Object("\"city\""))},
       {kHermes, Hermes(Object("[1]"))},
       {kHermes, Hermes(Object("null"))},
