@@ -42,6 +42,7 @@ Form FormOf(absl::StatusCode code) {
 
 // Codes that OpenAI's users know. Every other reason is sent in lower case.
 std::string CodeOf(std::string_view reason, const std::map<std::string, std::string>& metadata) {
+  if (const auto code = metadata.find("openai_code"); code != metadata.end()) return code->second;
   if (reason == "PROMPT_TOO_LONG") return "context_length_exceeded";
   if (reason == "TOKEN_MISSING" || reason == "TOKEN_INVALID") return "invalid_api_key";
   if (reason == "MODEL") return "model_not_found";

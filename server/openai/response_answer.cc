@@ -5,6 +5,7 @@
 #include "absl/time/clock.h"
 #include "server/base/json.h"
 #include "server/base/strings.h"
+#include "server/messages/tool_calls.h"
 #include "server/openai/generate_answer.h"
 
 namespace nibble::openai {
@@ -31,7 +32,8 @@ ResponseAnswer::ResponseAnswer(ResponseCall call, ResponseKeeping keeping, absl:
       keeping_(std::move(keeping)),
       created_(absl::ToUnixSeconds(created)),
       with_logprobs_(call_.generate.logprobs.has_value()),
-      message_id_(ItemId("msg", call_.id, call_.input.size())) {
+      num_input_(call_.input.size()),
+      message_id_(ItemId("msg", call_.id, num_input_)) {
   const std::string echo = base::Dump(call_.echo);
   echo_ = StrCat(",", echo.substr(1, echo.size() - 2));
 }
@@ -68,8 +70,29 @@ std::string ResponseAnswer::Tail(bool stored) const {
                 R"(,"store":)", stored ? "true" : "false", R"(,"system_fingerprint":)", Quoted(fingerprint_), echo_, "}");
 }
 
-std::string ResponseAnswer::Whole(std::string_view status, bool stored) const {
-  return StrCat(Head(status), begun_ ? MessageJson(status == "failed" ? "incomplete" : status) : "", Tail(stored));
+std::string ResponseAnswer::CallJson(int index, std::string_view status) const {
+  const v1::ToolCall& call = calls_[index];
+  const bool begins = status == "in_progress";
+  return StrCat(R"({"id":")", CallId(index), R"(","type":"function_call","status":")", status, R"(","call_id":)",
+                Quoted(call.id()), R"(,"name":)", Quoted(call.name()), R"(,"arguments":)",
+                Quoted(begins ? "" : call.arguments()), "}");
+}
+
+std::string ResponseAnswer::CallId(int index) const {
+  return ItemId("fc", call_.id, num_input_ + 1 + static_cast<std::size_t>(index));
+}
+
+std::vector<ResponseItem> ResponseAnswer::Output() const {
+  std::vector<ResponseItem> items;
+  if (begun_) items.push_back({.id = message_id_, .json = MessageJson(EndStatus())});
+  for (int i = 0; i < calls_.size(); ++i) items.push_back({.id = CallId(i), .json = CallJson(i, "completed")});
+  return items;
+}
+
+std::string ResponseAnswer::Whole(bool stored) const {
+  std::string json = Head(EndStatus());
+  for (const ResponseItem& item : Output()) json += StrCat(json.ends_with('[') ? "" : ",", item.json);
+  return json + Tail(stored);
 }
 
 // Where the text of the answer is.
@@ -86,19 +109,24 @@ std::string ResponseAnswer::Begun() {
 }
 
 std::string ResponseAnswer::Delta(const v1::GenerateDelta& delta) {
-  // A text that is held back, until its characters are complete.
-  if (delta.text().empty() && delta.logprobs().empty()) return "";
-  std::string events = Begun();
-  std::string logprobs;
+  messages::AddToolCalls(delta, calls_);
+  for (const v1::ToolCallDelta& call : delta.tool_calls()) call_bytes_ += call.ByteSizeLong();
   if (with_logprobs_) {
-    for (const v1::TokenLogprob& token : delta.logprobs()) logprobs += StrCat(",", ChatLogprob(token));
+    for (const v1::TokenLogprob& token : delta.logprobs()) new_logprobs_ += StrCat(",", ChatLogprob(token));
   }
-  logprobs_ += logprobs;
-  text_ += delta.text();
-  if (!call_.generate.stream) return "";
-  events += Event("response.output_text.delta", StrCat(Place(), R"(,"delta":)", Quoted(delta.text()),
-                                                       R"(,"logprobs":)", Array(logprobs)));
+  if (delta.text().empty()) return "";  // held back, until its characters are complete, or a call
+  std::string events = Begun();
+  events += TextDelta(delta.text());
   return events;
+}
+
+std::string ResponseAnswer::TextDelta(const std::string& text) {
+  text_ += text;
+  logprobs_ += new_logprobs_;
+  const std::string logprobs = Array(std::exchange(new_logprobs_, ""));
+  if (!call_.generate.stream) return "";
+  return Event("response.output_text.delta",
+               StrCat(Place(), R"(,"delta":)", Quoted(text), R"(,"logprobs":)", logprobs));
 }
 
 std::string ResponseAnswer::MessageDone() {
@@ -110,6 +138,33 @@ std::string ResponseAnswer::MessageDone() {
   return events;
 }
 
+// All events of the calls. They come at the end, because a call is known to be one only when it is complete.
+std::string ResponseAnswer::CallEvents() {
+  std::string events;
+  for (int i = 0; i < calls_.size(); ++i) {
+    const std::string index = StrCat(R"(,"output_index":)", i + (begun_ ? 1 : 0));
+    const std::string place = StrCat(R"(,"item_id":")", CallId(i), "\"", index);
+    const std::string arguments = Quoted(calls_[i].arguments());
+    events += Event("response.output_item.added", StrCat(index, R"(,"item":)", CallJson(i, "in_progress")));
+    events += Event("response.function_call_arguments.delta", StrCat(place, R"(,"delta":)", arguments));
+    events += Event("response.function_call_arguments.done",
+                    StrCat(place, R"(,"name":)", Quoted(calls_[i].name()), R"(,"arguments":)", arguments));
+    events += Event("response.output_item.done", StrCat(index, R"(,"item":)", CallJson(i, "completed")));
+  }
+  return events;
+}
+
+std::string ResponseAnswer::Finish(const v1::GenerateFinish& finish) {
+  incomplete_ = finish.reason() == v1::FINISH_REASON_LENGTH;
+  std::string events;
+  if (calls_.empty()) events = Begun();  // an answer without text is an empty message
+  if (begun_ && !new_logprobs_.empty()) events += TextDelta("");
+  if (!call_.generate.stream) return "";
+  if (begun_) events += MessageDone();
+  events += CallEvents();
+  return events;
+}
+
 std::string ResponseAnswer::Take(std::size_t, const v1::GenerateReply& reply) {
   switch (reply.event_case()) {
     case v1::GenerateReply::kStart: {
@@ -118,18 +173,13 @@ std::string ResponseAnswer::Take(std::size_t, const v1::GenerateReply& reply) {
       cached_tokens_ = reply.start().cached_tokens();
       started_ = true;
       if (!call_.generate.stream) return "";
-      const std::string response = StrCat(R"(,"response":)", Whole("in_progress", keeping_.store != nullptr));
+      const std::string response = StrCat(R"(,"response":)", Head("in_progress"), Tail(keeping_.store != nullptr));
       std::string events = Event("response.created", response);
       events += Event("response.in_progress", response);
       return events;
     }
     case v1::GenerateReply::kDelta: return Delta(reply.delta());
-    case v1::GenerateReply::kFinish: {
-      std::string events = Begun();  // an answer without text is an empty message
-      incomplete_ = reply.finish().reason() == v1::FINISH_REASON_LENGTH;
-      if (call_.generate.stream) events += MessageDone();
-      return events;
-    }
+    case v1::GenerateReply::kFinish: return Finish(reply.finish());
     case v1::GenerateReply::kUsage:
       output_tokens_ = reply.usage().completion_tokens();
       has_usage_ = true;
@@ -142,29 +192,27 @@ std::string ResponseAnswer::Take(std::size_t, const v1::GenerateReply& reply) {
 bool ResponseAnswer::Keep() {
   completed_ = incomplete_ ? 0 : absl::ToUnixSeconds(absl::Now());
   if (keeping_.store == nullptr) return false;
-  Turn turn{.previous = keeping_.previous, .input = std::move(call_.input), .output = {}};
-  turn.output.push_back({.id = message_id_, .json = MessageJson(EndStatus())});
+  Turn turn{.previous = keeping_.previous, .input = std::move(call_.input), .output = Output()};
   return keeping_.store->Add(
       keeping_.owner,
-      {.id = call_.id, .head = Head(EndStatus()), .tail = Tail(/*stored=*/true), .turn = nullptr},
-      std::move(turn));
+      {.id = call_.id, .head = Head(EndStatus()), .tail = Tail(/*stored=*/true), .turn = nullptr}, std::move(turn));
 }
 
 std::string ResponseAnswer::LastEvents() {
   const bool kept = Keep();
-  return Event(StrCat("response.", EndStatus()), StrCat(R"(,"response":)", Whole(EndStatus(), kept)));
+  return Event(StrCat("response.", EndStatus()), StrCat(R"(,"response":)", Whole(kept)));
 }
 
 std::string ResponseAnswer::Whole() {
   const bool kept = Keep();
-  return Whole(EndStatus(), kept);
+  return Whole(kept);
 }
 
 std::string ResponseAnswer::ErrorEvents(const ApiError& error) {
   std::string events;
   if (started_) {
     error_ = StrCat(R"({"code":")", FailureCode(error), R"(","message":)", Quoted(error.message), "}");
-    events = Event("response.failed", StrCat(R"(,"response":)", Whole("failed", false)));
+    events = Event("response.failed", StrCat(R"(,"response":)", Head("failed"), begun_ ? MessageJson("incomplete") : "", Tail(false)));
   }
   // OpenAI documents the fields in the event; its libraries raise the error that they find in `error`.
   Json fields = ErrorFields(error);

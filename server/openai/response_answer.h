@@ -28,7 +28,7 @@ class ResponseAnswer final : public AnswerForm {
   ResponseAnswer(ResponseCall call, ResponseKeeping keeping, absl::Time created);
 
   std::string Take(std::size_t prompt, const v1::GenerateReply& reply) override;
-  std::size_t num_bytes() const override { return text_.size() + logprobs_.size(); }
+  std::size_t num_bytes() const override { return text_.size() + logprobs_.size() + new_logprobs_.size() + call_bytes_; }
   std::string LastEvents() override;
   std::string Whole() override;
   std::string ErrorEvents(const ApiError& error) override;
@@ -38,14 +38,20 @@ class ResponseAnswer final : public AnswerForm {
   std::string Event(std::string_view type, std::string_view fields);
   std::string Begun();
   std::string Delta(const v1::GenerateDelta& delta);
+  std::string TextDelta(const std::string& text);
   std::string MessageDone();
+  std::string CallEvents();
+  std::string Finish(const v1::GenerateFinish& finish);
   std::string Place() const;
   std::string PartJson() const;
   std::string MessageJson(std::string_view status) const;
   // The response before and after the elements of `output`.
   std::string Head(std::string_view status) const;
   std::string Tail(bool stored) const;
-  std::string Whole(std::string_view status, bool stored) const;
+  std::string CallId(int index) const;
+  std::string CallJson(int index, std::string_view status) const;
+  std::vector<ResponseItem> Output() const;
+  std::string Whole(bool stored) const;
   std::string EndStatus() const { return incomplete_ ? "incomplete" : "completed"; }
   bool Keep();
 
@@ -53,11 +59,15 @@ class ResponseAnswer final : public AnswerForm {
   const ResponseKeeping keeping_;
   const std::int64_t created_;
   const bool with_logprobs_;
+  const std::size_t num_input_;  // items
   const std::string message_id_;
   std::string echo_;  // members of the response, each after a comma
   std::string fingerprint_;
   std::string text_;
   std::string logprobs_;  // elements of an array, each after a comma
+  std::string new_logprobs_;  // of tokens whose text has not come
+  google::protobuf::RepeatedPtrField<v1::ToolCall> calls_;
+  std::size_t call_bytes_ = 0;
   std::string error_ = "null";
   bool started_ = false;  // the first event was sent
   bool begun_ = false;    // the message is in `output`

@@ -11,6 +11,7 @@
 #include "server/openai/json_fields.h"
 #include "server/openai/response_items.h"
 #include "server/openai/sampling_fields.h"
+#include "server/openai/tool_fields.h"
 
 namespace nibble::openai {
 
@@ -66,21 +67,20 @@ Json ReadMetadata(JsonFields& fields) {
 void ReadNeutral(JsonFields& fields) {
   fields.Neutral("background", false);
   fields.Neutral("n", 1);
-  fields.Neutral("parallel_tool_calls", true);
   fields.Neutral("service_tier", "auto");
   fields.Neutral("truncation", "disabled");
-  fields.Object("reasoning", [](JsonFields& reasoning) { reasoning.Neutral("effort", "none"); });
+  fields.Object("reasoning", [](JsonFields& reasoning) {
+    reasoning.Neutral("effort", "none");
+    for (const char* name : {"context", "generate_summary", "mode", "summary"}) reasoning.Unsupported(name);
+  });
   fields.Object("text", [](JsonFields& text) {
     text.Object("format", [](JsonFields& format) { format.Neutral("type", "text"); });
     text.Neutral("verbosity", "medium");
   });
   fields.Ignore("prompt_cache_retention");
   fields.Ignore("prompt_cache_options");
-  for (const char* name : {"tools", "conversation", "context_management", "max_tool_calls", "moderation", "prompt"})
+  for (const char* name : {"conversation", "context_management", "max_tool_calls", "moderation", "prompt"})
     fields.Unsupported(name);
-  const auto choice = fields.String("tool_choice");
-  if (choice.has_value() && *choice != "none" && *choice != "auto")
-    fields.Fail("tool_choice", "is not supported without tools; wanted no value, null, \"auto\" or \"none\"");
 }
 
 void ReadStream(JsonFields& fields, GenerateCall& call) {
@@ -91,15 +91,14 @@ void ReadStream(JsonFields& fields, GenerateCall& call) {
 }
 
 absl::Status ReadInput(const Json& input, const FindItem& find_item, ResponseCall& call) {
-  v1::ChatInput& chat = *call.generate.prompts.front().mutable_chat();
-  const auto add = [&](Json item, const std::string& id) {
-    Json with_id = {{"id", id}};
+  const auto add = [&](const Json& item, std::size_t number) {
+    Json with_id = {{"id", ItemId(item["type"] == "message" ? "msg" : "fc", call.id, number)}};
     with_id.update(item);
-    call.input.push_back({.id = id, .json = base::Dump(with_id)});
+    call.input.push_back({.id = with_id["id"], .json = base::Dump(with_id)});
   };
   if (input.is_string()) {
-    NIBBLE_ASSIGN_OR_RETURN(Json item, ReadItem({{"role", "user"}, {"content", input}}, "input", chat));
-    add(std::move(item), ItemId("msg", call.id, 0));
+    NIBBLE_ASSIGN_OR_RETURN(const Json item, CheckItem({{"role", "user"}, {"content", input}}, "input"));
+    add(item, 0);
     return absl::OkStatus();
   }
   if (!input.is_array() || input.empty())
@@ -114,15 +113,46 @@ absl::Status ReadInput(const Json& input, const FindItem& find_item, ResponseCal
       const auto found = find_item(id);
       if (!found.has_value()) fields.Fail("id", StrCat("there is no item \"", id, "\""));
       NIBBLE_RETURN_IF_ERROR(fields.Finish());
-      NIBBLE_ASSIGN_OR_RETURN(const Json item, base::ParseJson(*found));
-      NIBBLE_RETURN_IF_ERROR(ReadItem(item, path, chat).status());
       call.input.push_back({.id = id, .json = *found});
       continue;
     }
-    NIBBLE_ASSIGN_OR_RETURN(Json item, ReadItem(input[i], path, chat));
-    add(std::move(item), ItemId("msg", call.id, i));
+    NIBBLE_ASSIGN_OR_RETURN(const Json item, CheckItem(input[i], path));
+    add(item, i);
   }
   return absl::OkStatus();
+}
+
+// Reads the tools into `request`, and returns them with all their fields.
+absl::StatusOr<Json> ReadTools(const Json& tools, v1::GenerateRequest& request) {
+  Json echo = Json::array();
+  if (!tools.is_array()) return FieldError("tools", StrCat("is ", TypeName(tools), ", wanted an array"));
+  for (std::size_t i = 0; i < tools.size(); ++i) {
+    JsonFields fields(tools[i], StrCat("tools[", i, "]."));
+    const std::string type = fields.String("type").value_or("");
+    if (!fields.failed() && type != "function")
+      fields.Fail("type", StrCat("is \"", type, "\", wanted \"function\", the only supported type"));
+    v1::Tool& tool = *request.mutable_chat()->add_tools();
+    ReadFunction(fields, tool);
+    NIBBLE_RETURN_IF_ERROR(fields.Finish());
+    Json one = {{"type", "function"}, {"name", tool.name()}};
+    for (const char* name : {"description", "parameters"}) one[name] = tools[i].value(name, Json());
+    one["strict"] = tool.strict();
+    echo.push_back(std::move(one));
+  }
+  return echo;
+}
+
+// A function is {"type", "name"} here, where chats nest it as {"type", "function": {"name"}}.
+absl::Status ReadToolChoice(const Json& choice, v1::GenerateRequest& request) {
+  if (!choice.is_object()) return ParseToolChoice(choice, "tool_choice", request);
+  JsonFields fields(choice, "tool_choice.");
+  const std::string type = fields.String("type").value_or("");
+  if (!fields.failed() && type != "function")
+    fields.Fail("type", StrCat("is \"", type, "\", wanted \"function\", the only supported type"));
+  const std::string name = fields.String("name").value_or("");
+  if (name.empty()) fields.Fail("name", "wanted the name of a function");
+  NIBBLE_RETURN_IF_ERROR(fields.Finish());
+  return ParseToolChoice({{"type", "function"}, {"function", {{"name", name}}}}, "tool_choice", request);
 }
 
 }  // namespace
@@ -159,6 +189,10 @@ absl::StatusOr<ResponseCall> ParseResponse(const Json& body, const FindItem& fin
   }
   ReadNeutral(fields);
   ReadStream(fields, call.generate);
+  const Json* tools = fields.Any("tools");
+  const Json* tool_choice = fields.Any("tool_choice");
+  const auto parallel = fields.Bool("parallel_tool_calls");
+  if (parallel.has_value()) request.set_parallel_tool_calls(*parallel);
   call.instructions = fields.String("instructions");
   call.previous_response_id = fields.String("previous_response_id").value_or("");
   call.store = fields.Bool("store");
@@ -175,39 +209,44 @@ absl::StatusOr<ResponseCall> ParseResponse(const Json& body, const FindItem& fin
                {"prompt_cache_key", OrNull(fields.String("prompt_cache_key"))},
                {"background", false},
                {"max_tool_calls", nullptr},
-               {"parallel_tool_calls", true},
+               {"parallel_tool_calls", parallel.value_or(true)},
                {"reasoning", {{"effort", nullptr}, {"summary", nullptr}}},
                {"service_tier", "default"},
                {"text", {{"format", {{"type", "text"}}}, {"verbosity", "medium"}}},
-               {"tool_choice", fields.String("tool_choice").value_or("auto")},
+               {"tool_choice", tool_choice == nullptr ? Json("auto") : *tool_choice},
                {"tools", Json::array()},
                {"truncation", "disabled"}};
   const Json* input = fields.Any("input");
   if (input == nullptr) fields.Fail("input", "wanted a string or an array of at least one item");
   NIBBLE_RETURN_IF_ERROR(fields.Finish());
+  if (tools != nullptr) {
+    NIBBLE_ASSIGN_OR_RETURN(call.echo["tools"], ReadTools(*tools, request));
+  }
+  if (tool_choice != nullptr) NIBBLE_RETURN_IF_ERROR(ReadToolChoice(*tool_choice, request));
   call.generate.prompts.push_back(std::move(request));
   NIBBLE_RETURN_IF_ERROR(ReadInput(*input, find_item, call));
   return call;
 }
 
-absl::Status AddHistory(ResponseCall& call, const Turn* previous) {
-  v1::ChatInput all;
+absl::Status AddMessages(ResponseCall& call, const Turn* previous) {
+  v1::ChatInput& chat = *call.generate.prompts.front().mutable_chat();
   if (call.instructions.has_value()) {
-    v1::ChatMessage& message = *all.add_messages();
+    v1::ChatMessage& message = *chat.add_messages();
     message.set_role("system");
     message.set_content(*call.instructions);
   }
+  ItemMessages messages(chat);
+  const auto add = [&](const ResponseItem& item, const std::string& path) -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(const Json json, base::ParseJson(item.json));
+    return messages.Add(json, path);
+  };
   for (const Turn* turn : TurnsUpTo(previous)) {
     for (const auto* items : {&turn->input, &turn->output}) {
-      for (const ResponseItem& item : *items) {
-        NIBBLE_ASSIGN_OR_RETURN(const Json json, base::ParseJson(item.json));
-        NIBBLE_RETURN_IF_ERROR(ReadItem(json, StrCat(item.id, "."), all).status());
-      }
+      for (const ResponseItem& item : *items) NIBBLE_RETURN_IF_ERROR(add(item, item.id + "."));
     }
   }
-  v1::ChatInput& chat = *call.generate.prompts.front().mutable_chat();
-  all.MergeFrom(chat);
-  chat.Swap(&all);
+  for (std::size_t i = 0; i < call.input.size(); ++i)
+    NIBBLE_RETURN_IF_ERROR(add(call.input[i], StrCat("input[", i, "].")));
   return absl::OkStatus();
 }
 

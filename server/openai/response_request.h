@@ -19,7 +19,7 @@ namespace nibble::openai {
 inline constexpr int kMaxTurns = 1000;  // of one conversation by previous_response_id
 
 struct ResponseCall {
-  // Its only prompt has the messages of `input`, not yet those before.
+  // Its only prompt has no messages before AddMessages.
   GenerateCall generate;
   std::string id;                     // of the response: "resp_..."
   std::optional<std::string> instructions;
@@ -39,7 +39,8 @@ std::string ResponseIdOf(std::string_view item_id);
 
 // POST /v1/responses. Errors: InvalidArgument (FIELD_VIOLATION) names the client's field.
 absl::StatusOr<ResponseCall> ParseResponse(const base::Json& body, const FindItem& find_item);
-// Inserts the instructions, and the items of `previous` and the turns before it, before the messages of the request.
-absl::Status AddHistory(ResponseCall& call, const Turn* previous);
+// Makes the messages of the prompt: the instructions, the items of `previous` and the turns before it, and those of the
+// request. Errors as above.
+absl::Status AddMessages(ResponseCall& call, const Turn* previous);
 
 }  // namespace nibble::openai

@@ -76,7 +76,8 @@ absl::StatusOr<PreparedResponse> PrepareResponse(const Json& body, const std::st
     return base::WithReason(absl::InvalidArgumentError(StrCat(
                                 "previous_response_id: there is no response \"", call.previous_response_id,
                                 "\"; it may have expired, so send the conversation in input")),
-                            "PREVIOUS_RESPONSE_NOT_FOUND", {{"field", "previous_response_id"}});
+                            "FIELD_VIOLATION",
+                            {{"field", "previous_response_id"}, {"openai_code", "previous_response_not_found"}});
   }
   prepared.previous = previous->turn;
   std::size_t bytes = prepared.previous->total_bytes;
@@ -96,7 +97,7 @@ absl::StatusOr<PreparedResponse> PrepareResponse(const Json& body, const std::st
 void RunResponse(std::shared_ptr<Incoming> incoming, PreparedResponse prepared, ResponseStore& store,
                  const Stubs& stubs, std::size_t max_answer_bytes) {
   ResponseCall& call = prepared.call;
-  if (const absl::Status status = AddHistory(call, prepared.previous.get()); !status.ok())
+  if (const absl::Status status = AddMessages(call, prepared.previous.get()); !status.ok())
     return incoming->exchange->Answer(ToReply(FromStatus(status)));
   ResponseKeeping keeping{.owner = OwnerOf(*incoming), .previous = std::move(prepared.previous)};
   if (call.store.value_or(true) && store.keeps_any()) keeping.store = &store;

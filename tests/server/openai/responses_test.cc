@@ -33,10 +33,14 @@ class ResponsesTest : public ::testing::Test {
   }
   // "role: content" of each message that the model gets.
   static std::vector<std::string> Messages(PreparedResponse prepared) {
-    EXPECT_TRUE(AddHistory(prepared.call, prepared.previous.get()).ok());
+    EXPECT_TRUE(AddMessages(prepared.call, prepared.previous.get()).ok());
     std::vector<std::string> messages;
-    for (const v1::ChatMessage& message : prepared.call.generate.prompts.front().chat().messages())
-      messages.push_back(message.role() + ": " + message.content());
+    for (const v1::ChatMessage& message : prepared.call.generate.prompts.front().chat().messages()) {
+      std::string text = message.role() + ": " + message.content();
+      for (const v1::ToolCall& call : message.tool_calls()) text += " " + call.id() + "=" + call.name() + call.arguments();
+      if (!message.tool_call_id().empty()) text += " <- " + message.tool_call_id() + "=" + message.name();
+      messages.push_back(text);
+    }
     return messages;
   }
   static void Take(ResponseAnswer& answer, std::string& events, const std::string& reply) {
@@ -132,10 +136,94 @@ TEST_F(ResponsesTest, RefusesByNameWhatIsNotSupported) {
   EXPECT_THAT(Error(R"("input":"a","text":{"format":{"type":"json_schema"}})"), StartsWith("text.format.type: "));
   EXPECT_THAT(Error(R"("input":"a","text":3)"), StartsWith("text: "));
   EXPECT_THAT(Error(R"("input":"a","stream_options":{})"), StartsWith("stream_options: "));
-  EXPECT_THAT(Error(R"("input":"a","tool_choice":"required")"), StartsWith("tool_choice: "));
+  EXPECT_THAT(Error(R"("input":"a","tools":[{"type":"web_search"}])"), StartsWith("tools[0].type: "));
+  EXPECT_THAT(Error(R"("input":"a","tools":[{"type":"function","function":{"name":"f"}}])"), StartsWith("tools[0]."));
+  EXPECT_THAT(Error(R"("input":"a","tool_choice":{"type":"custom","name":"f"})"), StartsWith("tool_choice.type: "));
+  EXPECT_THAT(Error(R"("input":[{"type":"function_call","name":"f","arguments":"{}"}])"), StartsWith("input[0].call_id: "));
+  EXPECT_THAT(Error(R"("input":[{"type":"function_call_output","call_id":"c"}])"), StartsWith("input[0].output: "));
   EXPECT_THAT(Error(R"("input":"a","previous_response_id":"resp_x")"), StartsWith("previous_response_id: "));
   EXPECT_THAT(Error(R"("input":"a","metadata":[])"), StartsWith("metadata: "));
   EXPECT_THAT(Error(R"("input":"a","mode":1)"), StartsWith("mode: is not a field of this request; did you mean model?"));
+}
+
+TEST_F(ResponsesTest, ToolsReachTheModelAndTheResponse) {
+  const auto prepared = Prepare(R"("input":"a","parallel_tool_calls":false,"tool_choice":"auto","tools":[{"type":"function",
+      "name":"f","description":"does f","parameters":{"type":"object","properties":{"x":{"type":"string"}}}}])");
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  const v1::GenerateRequest& request = prepared->call.generate.prompts.front();
+  ASSERT_EQ(request.chat().tools_size(), 1);
+  EXPECT_EQ(request.chat().tools(0).name(), "f");
+  EXPECT_EQ(request.chat().tools(0).description(), "does f");
+  EXPECT_FALSE(request.parallel_tool_calls());
+  EXPECT_EQ(prepared->call.echo["tools"][0]["parameters"]["properties"]["x"]["type"], "string");
+  EXPECT_EQ(prepared->call.echo["tools"][0]["strict"], false);
+  EXPECT_EQ(prepared->call.echo["parallel_tool_calls"], false);
+  const auto chosen = Prepare(R"("input":"a","tools":[{"type":"function","name":"f","parameters":null}],
+      "tool_choice":{"type":"function","name":"f"})");
+  ASSERT_TRUE(chosen.ok()) << chosen.status();
+  EXPECT_EQ(chosen->call.generate.prompts.front().required_tool(), "f");
+  EXPECT_EQ(chosen->call.echo["tool_choice"]["name"], "f");
+}
+
+TEST_F(ResponsesTest, CallsOfOneAnswerAreOneMessage) {
+  const std::string calls = R"({"role":"user","content":"a"},{"role":"assistant","content":"b"},
+      {"type":"function_call","id":"fc_1","status":"completed","call_id":"c1","name":"f","arguments":"{}"},
+      {"type":"function_call","call_id":"c2","name":"g","arguments":"{\"x\":1}"})";
+  const std::string outputs = R"({"type":"function_call_output","call_id":"c2","output":"two"},
+      {"type":"function_call_output","call_id":"c1","output":[{"type":"input_text","text":"one"}]})";
+  EXPECT_THAT(Messages(Prepare(R"("input":[)" + calls + "," + outputs + "]").value()),
+              ElementsAre("user: a", "assistant: b c1=f{} c2=g{\"x\":1}", "tool: two <- c2=g", "tool: one <- c1=f"));
+  PreparedResponse unknown = Prepare(R"("input":[)" + outputs + "]").value();
+  EXPECT_THAT(std::string(AddMessages(unknown.call, nullptr).message()), StartsWith("input[0].call_id: "));
+}
+
+TEST_F(ResponsesTest, CallsAreItemsAfterTheText) {
+  PreparedResponse prepared = Prepare(R"("input":"a","stream":true)").value();
+  ResponseAnswer answer = Answer(std::move(prepared), &store_);
+  std::string text;
+  Take(answer, text, kStart);
+  Take(answer, text, "delta { text: 'b' }");
+  Take(answer, text, "delta { tool_calls { index: 0 id: 'c0' name: 'f' arguments: '{' } }");
+  Take(answer, text, "delta { tool_calls { index: 0 malformed: true } text: 'bad' }");
+  Take(answer, text, "delta { tool_calls { index: 1 id: 'c1' name: 'f' arguments: '{\"x\":' } }");
+  Take(answer, text, "delta { tool_calls { index: 1 arguments: '1}' } }");
+  Take(answer, text, "finish { reason: FINISH_REASON_TOOL_CALLS }");
+  Take(answer, text, "usage { completion_tokens: 9 }");
+  text += answer.LastEvents();
+  const auto events = NamedEvents(text);
+  std::vector<std::string> types;
+  for (const auto& [type, json] : events) types.push_back(type);
+  EXPECT_THAT(types,
+              ElementsAre("response.created", "response.in_progress", "response.output_item.added",
+                          "response.content_part.added", "response.output_text.delta", "response.output_text.delta",
+                          "response.output_text.done", "response.content_part.done", "response.output_item.done",
+                          "response.output_item.added", "response.function_call_arguments.delta",
+                          "response.function_call_arguments.done", "response.output_item.done", "response.completed"));
+  EXPECT_EQ(events[9].second["item"]["arguments"], "");
+  EXPECT_EQ(events[10].second["delta"], "{\"x\":1}");
+  EXPECT_EQ(events[12].second["output_index"], 1);
+  const Json& response = events.back().second["response"];
+  ASSERT_EQ(response["output"].size(), 2);
+  EXPECT_EQ(response["output"][0]["content"][0]["text"], "bbad");
+  EXPECT_EQ(response["output"][1], events[12].second["item"]);
+  EXPECT_EQ(response["output"][1]["call_id"], "c1");
+  const std::string next = R"("previous_response_id":")" + response["id"].get<std::string>() +
+                           R"(","input":[{"type":"function_call_output","call_id":"c1","output":"r"}])";
+  EXPECT_THAT(Messages(Prepare(next).value()),
+              ElementsAre("user: a", "assistant: bbad c1=f{\"x\":1}", "tool: r <- c1=f"));
+}
+
+TEST_F(ResponsesTest, AnswerThatIsOnlyACallHasNoMessage) {
+  ResponseAnswer answer = Answer(Prepare(R"("input":"a")").value(), &store_);
+  std::string events;
+  Take(answer, events, kStart);
+  Take(answer, events, "delta { tool_calls { index: 0 id: 'c0' name: 'f' arguments: '{}' } }");
+  Take(answer, events, "finish { reason: FINISH_REASON_TOOL_CALLS }");
+  const Json response = base::ParseJson(answer.Whole()).value();
+  ASSERT_EQ(response["output"].size(), 1);
+  EXPECT_EQ(response["output"][0]["type"], "function_call");
+  EXPECT_EQ(response["output"][0]["arguments"], "{}");
+  EXPECT_EQ(response["status"], "completed");
 }
 
 TEST_F(ResponsesTest, ResponseHasTheFieldsOfOpenAi) {
