@@ -34,9 +34,9 @@ struct ReportOptions {
 
 // The listener of OpenAI's API. Empty: not set.
 struct OpenAiOptions {
-  std::string address;                    // HOST:PORT
-  std::vector<std::string> cors_origins;  // origins of web pages that may call it; "*": all
-  double response_ttl_s = 3600;           // time for which /v1/responses keeps a response; 0: it keeps none
+  std::string address;                     // HOST:PORT
+  std::vector<std::string> cors_origins;   // origins of web pages that may call it; "*": all
+  double response_ttl_s = 3600;            // time for which /v1/responses keeps a response; 0: it keeps none
   std::int64_t response_bytes = 64 << 20;  // of all responses that it keeps
 };
 

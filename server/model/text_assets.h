@@ -15,8 +15,8 @@ namespace nibble::model {
 struct TextAssets {
   std::shared_ptr<const text::Tokenizer> tokenizer;
   std::shared_ptr<const text::ChatTemplate> chat_template;
-  std::string template_source;          // of chat_template; "" without one
-  std::string tokenizer_config = "{}";  // JSON of tokenizer_config.json without its chat_template
+  std::string template_source;                              // of chat_template; "" without one
+  std::string tokenizer_config = "{}";                      // JSON of tokenizer_config.json without its chat_template
   std::shared_ptr<const text::ChatTemplate> tool_template;  // often the same; null without chat_template
   // Of tool_template: how the model writes calls of tools, or why it cannot call tools.
   absl::StatusOr<text::ToolFormat> tool_format = absl::InvalidArgumentError("the model has no chat template");

@@ -24,7 +24,7 @@ struct GatewayOptions {
   // Of the items of a conversation that continues earlier responses.
   std::size_t max_conversation_bytes = 4 << 20;
   ResponseStoreOptions responses{};
-  std::vector<std::string> cors_origins;    // origins of web pages that may call the server; "*": all
+  std::vector<std::string> cors_origins;  // origins of web pages that may call the server; "*": all
   // Refuses requests whose Host is a name other than localhost. A web page can give its own name the address 127.0.0.1
   // (DNS rebinding) and would be of the same origin; without tokens, nothing else would stop it.
   bool local_host_only = false;

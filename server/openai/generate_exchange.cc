@@ -65,9 +65,9 @@ class GenerateExchange : public std::enable_shared_from_this<GenerateExchange> {
         call_(std::move(call)),
         stubs_(stubs),
         max_answer_bytes_(max_answer_bytes),
-        answer_(form != nullptr ? std::move(form)
-                                : std::make_unique<GenerateAnswer>(call_, incoming_->exchange->head().request_id,
-                                                                   absl::Now())) {}
+        answer_(form != nullptr
+                    ? std::move(form)
+                    : std::make_unique<GenerateAnswer>(call_, incoming_->exchange->head().request_id, absl::Now())) {}
 
   void Begin() {
     if (call_.stream) {
@@ -104,10 +104,11 @@ class GenerateExchange : public std::enable_shared_from_this<GenerateExchange> {
       if (!events.empty()) more = exchange().Write(events);  // under the lock: the order of events is that of replies
     }
     if (too_large) {
-      Fail(FromStatus(base::WithReason(
-          absl::ResourceExhaustedError(StrCat("the answer has more than ", max_answer_bytes_,
-                                              " bytes (--max_send_bytes); ", call_.stream ? "" : "use stream, or ", "request less")),
-          "MESSAGE_TOO_LARGE")));
+      Fail(
+          FromStatus(base::WithReason(absl::ResourceExhaustedError(StrCat(
+                                          "the answer has more than ", max_answer_bytes_, " bytes (--max_send_bytes); ",
+                                          call_.stream ? "" : "use stream, or ", "request less")),
+                                      "MESSAGE_TOO_LARGE")));
     }
     return more;
   }

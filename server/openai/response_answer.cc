@@ -43,8 +43,8 @@ std::string ResponseAnswer::Event(std::string_view type, std::string_view fields
 }
 
 std::string ResponseAnswer::PartJson() const {
-  return StrCat(R"({"type":"output_text","text":)", Quoted(text_), R"(,"annotations":[],"logprobs":)",
-                Array(logprobs_), "}");
+  return StrCat(R"({"type":"output_text","text":)", Quoted(text_), R"(,"annotations":[],"logprobs":)", Array(logprobs_),
+                "}");
 }
 
 std::string ResponseAnswer::MessageJson(std::string_view status) const {
@@ -67,7 +67,8 @@ std::string ResponseAnswer::Tail(bool stored) const {
                    "}");
   }
   return StrCat(R"(],"usage":)", usage, R"(,"completed_at":)", completed_ == 0 ? "null" : StrCat(completed_),
-                R"(,"store":)", stored ? "true" : "false", R"(,"system_fingerprint":)", Quoted(fingerprint_), echo_, "}");
+                R"(,"store":)", stored ? "true" : "false", R"(,"system_fingerprint":)", Quoted(fingerprint_), echo_,
+                "}");
 }
 
 std::string ResponseAnswer::CallJson(int index, std::string_view status) const {
@@ -131,8 +132,8 @@ std::string ResponseAnswer::TextDelta(const std::string& text) {
 
 std::string ResponseAnswer::MessageDone() {
   const std::string text = Quoted(text_);
-  std::string events = Event("response.output_text.done",
-                             StrCat(Place(), R"(,"text":)", text, R"(,"logprobs":)", Array(logprobs_)));
+  std::string events =
+      Event("response.output_text.done", StrCat(Place(), R"(,"text":)", text, R"(,"logprobs":)", Array(logprobs_)));
   events += Event("response.content_part.done", StrCat(Place(), R"(,"part":)", PartJson()));
   events += Event("response.output_item.done", StrCat(R"(,"output_index":0,"item":)", MessageJson(EndStatus())));
   return events;
@@ -194,8 +195,8 @@ bool ResponseAnswer::Keep() {
   if (keeping_.store == nullptr) return false;
   Turn turn{.previous = keeping_.previous, .input = std::move(call_.input), .output = Output()};
   return keeping_.store->Add(
-      keeping_.owner,
-      {.id = call_.id, .head = Head(EndStatus()), .tail = Tail(/*stored=*/true), .turn = nullptr}, std::move(turn));
+      keeping_.owner, {.id = call_.id, .head = Head(EndStatus()), .tail = Tail(/*stored=*/true), .turn = nullptr},
+      std::move(turn));
 }
 
 std::string ResponseAnswer::LastEvents() {
@@ -212,7 +213,8 @@ std::string ResponseAnswer::ErrorEvents(const ApiError& error) {
   std::string events;
   if (started_) {
     error_ = StrCat(R"({"code":")", FailureCode(error), R"(","message":)", Quoted(error.message), "}");
-    events = Event("response.failed", StrCat(R"(,"response":)", Head("failed"), begun_ ? MessageJson("incomplete") : "", Tail(false)));
+    events = Event("response.failed",
+                   StrCat(R"(,"response":)", Head("failed"), begun_ ? MessageJson("incomplete") : "", Tail(false)));
   }
   // OpenAI documents the fields in the event; its libraries raise the error that they find in `error`.
   Json fields = ErrorFields(error);

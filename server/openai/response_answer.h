@@ -28,7 +28,9 @@ class ResponseAnswer final : public AnswerForm {
   ResponseAnswer(ResponseCall call, ResponseKeeping keeping, absl::Time created);
 
   std::string Take(std::size_t prompt, const v1::GenerateReply& reply) override;
-  std::size_t num_bytes() const override { return text_.size() + logprobs_.size() + new_logprobs_.size() + call_bytes_; }
+  std::size_t num_bytes() const override {
+    return text_.size() + logprobs_.size() + new_logprobs_.size() + call_bytes_;
+  }
   std::string LastEvents() override;
   std::string Whole() override;
   std::string ErrorEvents(const ApiError& error) override;
@@ -64,7 +66,7 @@ class ResponseAnswer final : public AnswerForm {
   std::string echo_;  // members of the response, each after a comma
   std::string fingerprint_;
   std::string text_;
-  std::string logprobs_;  // elements of an array, each after a comma
+  std::string logprobs_;      // elements of an array, each after a comma
   std::string new_logprobs_;  // of tokens whose text has not come
   google::protobuf::RepeatedPtrField<v1::ToolCall> calls_;
   std::size_t call_bytes_ = 0;

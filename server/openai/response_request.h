@@ -21,12 +21,12 @@ inline constexpr int kMaxTurns = 1000;  // of one conversation by previous_respo
 struct ResponseCall {
   // Its only prompt has no messages before AddMessages.
   GenerateCall generate;
-  std::string id;                     // of the response: "resp_..."
+  std::string id;  // of the response: "resp_..."
   std::optional<std::string> instructions;
-  std::string previous_response_id;   // "": none
+  std::string previous_response_id;  // "": none
   std::optional<bool> store;
   std::vector<ResponseItem> input;
-  base::Json echo;                    // fields of the response that repeat those of the request
+  base::Json echo;  // fields of the response that repeat those of the request
 };
 
 // Finds a stored item by its id, as JSON.

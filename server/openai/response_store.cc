@@ -30,7 +30,8 @@ std::vector<const Turn*> TurnsUpTo(const Turn* turn) {
 
 std::string StoredResponse::Json() const {
   std::string json = head;
-  for (const ResponseItem& item : turn->output) json += base::StrCat(&item == &turn->output.front() ? "" : ",", item.json);
+  for (const ResponseItem& item : turn->output)
+    json += base::StrCat(&item == &turn->output.front() ? "" : ",", item.json);
   return json + tail;
 }
 

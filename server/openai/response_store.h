@@ -27,8 +27,8 @@ struct Turn {
   std::shared_ptr<const Turn> previous;  // nullptr: none
   std::vector<ResponseItem> input;
   std::vector<ResponseItem> output;
-  std::size_t total_bytes = 0;  // of this turn and those before
-  int num_turns = 1;            // this turn and those before
+  std::size_t total_bytes = 0;           // of this turn and those before
+  int num_turns = 1;                     // this turn and those before
   std::shared_ptr<const void> charge{};  // of its bytes
 };
 

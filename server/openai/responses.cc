@@ -73,23 +73,22 @@ absl::StatusOr<PreparedResponse> PrepareResponse(const Json& body, const std::st
   if (call.previous_response_id.empty()) return prepared;
   const auto previous = store.Find(owner, call.previous_response_id);
   if (previous == nullptr) {
-    return base::WithReason(absl::InvalidArgumentError(StrCat(
-                                "previous_response_id: there is no response \"", call.previous_response_id,
-                                "\"; it may have expired, so send the conversation in input")),
-                            "FIELD_VIOLATION",
-                            {{"field", "previous_response_id"}, {"openai_code", "previous_response_not_found"}});
+    return base::WithReason(
+        absl::InvalidArgumentError(StrCat("previous_response_id: there is no response \"", call.previous_response_id,
+                                          "\"; it may have expired, so send the conversation in input")),
+        "FIELD_VIOLATION", {{"field", "previous_response_id"}, {"openai_code", "previous_response_not_found"}});
   }
   prepared.previous = previous->turn;
   std::size_t bytes = prepared.previous->total_bytes;
   for (const ResponseItem& item : call.input) bytes += item.json.size();
   if (bytes > max_conversation_bytes) {
-    return FieldError("previous_response_id", StrCat("the conversation would have ", bytes, " bytes, wanted at most ",
-                                                     max_conversation_bytes));
+    return FieldError("previous_response_id",
+                      StrCat("the conversation would have ", bytes, " bytes, wanted at most ", max_conversation_bytes));
   }
   if (prepared.previous->num_turns >= kMaxTurns) {
-    return FieldError("previous_response_id",
-                      StrCat("the conversation has ", kMaxTurns, " responses, the most that are possible; begin a new "
-                             "one with the items that still matter in input"));
+    return FieldError("previous_response_id", StrCat("the conversation has ", kMaxTurns,
+                                                     " responses, the most that are possible; begin a new "
+                                                     "one with the items that still matter in input"));
   }
   return prepared;
 }
@@ -161,10 +160,10 @@ void ListInputItems(const Incoming& incoming, const std::string& id, ResponseSto
   std::string data;
   for (auto it = begin; it != end; ++it) data += StrCat(it == begin ? "" : ",", (*it)->json);
   const auto id_json = [&](auto it) { return begin == end ? Json(nullptr) : Json((*it)->id); };
-  incoming.exchange->Answer(JsonReply(StrCat(R"({"object":"list","data":[)", data, R"(],"first_id":)",
-                                             base::Dump(id_json(begin)), R"(,"last_id":)",
-                                             base::Dump(id_json(end == begin ? end : end - 1)), R"(,"has_more":)",
-                                             end != items.end() ? "true" : "false", "}")));
+  incoming.exchange->Answer(
+      JsonReply(StrCat(R"({"object":"list","data":[)", data, R"(],"first_id":)", base::Dump(id_json(begin)),
+                       R"(,"last_id":)", base::Dump(id_json(end == begin ? end : end - 1)), R"(,"has_more":)",
+                       end != items.end() ? "true" : "false", "}")));
 }
 
 }  // namespace nibble::openai

@@ -238,3 +238,49 @@ def test_grpc_api_gives_the_same_calls(server):
         with pytest.raises(grpc.RpcError) as raised:
             stub.Chat(v1.ChatRequest(request=request))
         assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED and "GenerateRequest.required_tool" in raised.value.details()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_responses_have_calls_as_items(client, name):
+    tools = [{"type": "function", **tool["function"], "strict": False} for tool in TOOLS]
+    drawn = drawing(FORMATS[name])
+    extra = {"logit_bias": drawn["logit_bias"], **drawn["extra_body"]}
+    request = {"model": name, "input": "Weather?", "tools": tools, "max_output_tokens": 20, "temperature": 0, "extra_body": extra}
+    whole = client.responses.create(**request)
+    assert whole.status == "completed" and [item.type for item in whole.output] == ["function_call"]
+    call = whole.output[0]
+    assert call.name == "weather" and json.loads(call.arguments) == {"city": "Paris"} and call.status == "completed"
+    assert [tool.name for tool in whole.tools] == ["weather", "now"] and whole.parallel_tool_calls
+
+    events = list(client.responses.create(**request, stream=True))
+    assert [event.type for event in events] == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.function_call_arguments.delta",
+        "response.function_call_arguments.done", "response.output_item.done", "response.completed"]
+    assert [event.sequence_number for event in events] == list(range(7))
+    made = events[-1].response.output[0]
+    assert (made.name, made.arguments) == (call.name, call.arguments) and events[5].item == made and made.call_id != call.call_id
+
+    # The result of the call continues the conversation, by id as by items, and as a chat does.
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"}
+    text = {**request, "extra_body": {"logit_bias": {str(ord("I")): 100}}, "max_output_tokens": 3}
+    by_id = client.responses.create(**{**text, "input": [result]}, previous_response_id=whole.id)
+    by_items = client.responses.create(**{**text, "input": [{"role": "user", "content": "Weather?"}, call.to_dict(), result]})
+    assert by_id.output_text == by_items.output_text == "III" and by_id.usage.input_tokens == by_items.usage.input_tokens
+    chat = client.chat.completions.create(
+        model=name, tools=TOOLS, max_completion_tokens=3, temperature=0, logit_bias={str(ord("I")): 100},
+        messages=[*ASK, {"role": "assistant", "tool_calls": [{"id": call.call_id, "type": "function", "function": {
+            "name": call.name, "arguments": call.arguments}}]}, {"role": "tool", "tool_call_id": call.call_id, "content": "21 degrees"}])
+    assert chat.usage.prompt_tokens == by_id.usage.input_tokens
+    assert [item.type for item in client.responses.input_items.list(by_id.id, order="asc")] == [
+        "message", "function_call", "function_call_output"]
+    unknown = {**result, "call_id": "nothing"}
+    with pytest.raises(openai.BadRequestError, match="call_id") as raised:
+        client.responses.create(**{**text, "input": [unknown]}, previous_response_id=whole.id)
+    assert raised.value.param == "input[0].call_id"
+
+
+def test_responses_of_a_model_without_tools_refuse_them(client):
+    tool = {"type": "function", "name": "now", "parameters": {}}
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.responses.create(model="plain", input="Weather?", tools=[tool])
+    assert (raised.value.code, raised.value.param) == ("template_error", "tools")

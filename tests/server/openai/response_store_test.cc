@@ -20,7 +20,8 @@ constexpr char kBob[] = "bob";
 class ResponseStoreTest : public ::testing::Test {
  protected:
   // Adds a response of about `bytes` bytes that continues `previous`.
-  bool Add(const std::string& owner, const std::string& id, std::size_t bytes = 10'000, const std::string& previous = "") {
+  bool Add(const std::string& owner, const std::string& id, std::size_t bytes = 10'000,
+           const std::string& previous = "") {
     Turn turn;
     if (!previous.empty()) turn.previous = store_.Find(owner, previous)->turn;
     turn.input.push_back({.id = "in-" + id, .json = std::string(bytes, 'x')});

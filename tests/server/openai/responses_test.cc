@@ -37,7 +37,8 @@ class ResponsesTest : public ::testing::Test {
     std::vector<std::string> messages;
     for (const v1::ChatMessage& message : prepared.call.generate.prompts.front().chat().messages()) {
       std::string text = message.role() + ": " + message.content();
-      for (const v1::ToolCall& call : message.tool_calls()) text += " " + call.id() + "=" + call.name() + call.arguments();
+      for (const v1::ToolCall& call : message.tool_calls())
+        text += " " + call.id() + "=" + call.name() + call.arguments();
       if (!message.tool_call_id().empty()) text += " <- " + message.tool_call_id() + "=" + message.name();
       messages.push_back(text);
     }
@@ -139,15 +140,18 @@ TEST_F(ResponsesTest, RefusesByNameWhatIsNotSupported) {
   EXPECT_THAT(Error(R"("input":"a","tools":[{"type":"web_search"}])"), StartsWith("tools[0].type: "));
   EXPECT_THAT(Error(R"("input":"a","tools":[{"type":"function","function":{"name":"f"}}])"), StartsWith("tools[0]."));
   EXPECT_THAT(Error(R"("input":"a","tool_choice":{"type":"custom","name":"f"})"), StartsWith("tool_choice.type: "));
-  EXPECT_THAT(Error(R"("input":[{"type":"function_call","name":"f","arguments":"{}"}])"), StartsWith("input[0].call_id: "));
+  EXPECT_THAT(Error(R"("input":[{"type":"function_call","name":"f","arguments":"{}"}])"),
+              StartsWith("input[0].call_id: "));
   EXPECT_THAT(Error(R"("input":[{"type":"function_call_output","call_id":"c"}])"), StartsWith("input[0].output: "));
   EXPECT_THAT(Error(R"("input":"a","previous_response_id":"resp_x")"), StartsWith("previous_response_id: "));
   EXPECT_THAT(Error(R"("input":"a","metadata":[])"), StartsWith("metadata: "));
-  EXPECT_THAT(Error(R"("input":"a","mode":1)"), StartsWith("mode: is not a field of this request; did you mean model?"));
+  EXPECT_THAT(Error(R"("input":"a","mode":1)"),
+              StartsWith("mode: is not a field of this request; did you mean model?"));
 }
 
 TEST_F(ResponsesTest, ToolsReachTheModelAndTheResponse) {
-  const auto prepared = Prepare(R"("input":"a","parallel_tool_calls":false,"tool_choice":"auto","tools":[{"type":"function",
+  const auto prepared =
+      Prepare(R"("input":"a","parallel_tool_calls":false,"tool_choice":"auto","tools":[{"type":"function",
       "name":"f","description":"does f","parameters":{"type":"object","properties":{"x":{"type":"string"}}}}])");
   ASSERT_TRUE(prepared.ok()) << prepared.status();
   const v1::GenerateRequest& request = prepared->call.generate.prompts.front();
@@ -251,7 +255,8 @@ TEST_F(ResponsesTest, ConversationHasTheItemsOfAllTurnsButOnlyItsOwnInstructions
   const Json first = Run(R"("input":"a","instructions":"one")", "b");
   const std::string id = first["id"];
   const Json second = Run(R"("input":"c","previous_response_id":")" + id + '"', "d");
-  const std::string last = R"("input":"e","instructions":"two","previous_response_id":")" + second["id"].get<std::string>() + '"';
+  const std::string last =
+      R"("input":"e","instructions":"two","previous_response_id":")" + second["id"].get<std::string>() + '"';
   EXPECT_THAT(Messages(Prepare(last).value()),
               ElementsAre("system: two", "user: a", "assistant: b", "user: c", "assistant: d", "user: e"));
   EXPECT_THAT(Error(last, "bob"), StartsWith("previous_response_id: there is no response"));
@@ -275,8 +280,7 @@ TEST_F(ResponsesTest, ItemsAreReferredToByTheirOwnerOnly) {
 
 TEST_F(ResponsesTest, ConversationIsBounded) {
   std::string id = Run(R"("input":"a")", std::string(4'000, 'b'))["id"];
-  EXPECT_THAT(Error(R"("previous_response_id":")" + id + R"(","input":"a")"),
-              HasSubstr("the conversation would have"));
+  EXPECT_THAT(Error(R"("previous_response_id":")" + id + R"(","input":"a")"), HasSubstr("the conversation would have"));
   id = Run(R"("input":"a")", "b")["id"];
   const auto begun = store_.Find(kOwner, id);
   Turn turn{.previous = begun->turn, .input = {}, .output = {}};

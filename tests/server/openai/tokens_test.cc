@@ -23,7 +23,8 @@ TEST(TokenizerInfoTest, TokensAreTheirTexts) {
 TEST(TokenizerInfoTest, ModelWithoutTheFileHasAClassAndNoTemplate) {
   v1::GetTokenizerConfigResponse response;
   response.set_config_json("{}");
-  EXPECT_EQ(TokenizerInfoJson(response), Json({{"tokenizer_class", "PreTrainedTokenizerFast"}, {"chat_template", nullptr}}));
+  EXPECT_EQ(TokenizerInfoJson(response),
+            Json({{"tokenizer_class", "PreTrainedTokenizerFast"}, {"chat_template", nullptr}}));
 }
 
 }  // namespace
