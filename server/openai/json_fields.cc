@@ -102,6 +102,15 @@ const Json* JsonFields::Array(std::string_view name) {
   return nullptr;
 }
 
+void JsonFields::Object(std::string_view name, const std::function<void(JsonFields&)>& read) {
+  const Json* value = Any(name);
+  if (value == nullptr) return;
+  JsonFields fields(*value, StrCat(path_, name, "."));
+  read(fields);
+  const absl::Status status = fields.Finish();
+  if (status_.ok()) status_ = status;
+}
+
 void JsonFields::Neutral(std::string_view name, const Json& value) {
   const Json* given = Any(name);
   if (given != nullptr && *given != value)

@@ -5,6 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "nibble/v1/inference_service.pb.h"
+#include "server/model/text_assets.h"
 #include "server/text/grammar.h"
 
 namespace nibble::rpc {
@@ -16,5 +17,10 @@ struct Constraint {
 
 // nullopt if the request has none. Errors: InvalidArgument (FIELD_VIOLATION): empty or too large. Does not compile it.
 absl::StatusOr<std::optional<Constraint>> ConstraintOf(const v1::GenerateRequest& request);
+
+// The constraint of a request whose answer must call a tool, or may call one that is strict: calls in the form of the
+// model. nullopt for other requests, and for a model that does not support tools. Requires CheckTools and
+// CheckToolChoice.
+std::optional<Constraint> ToolConstraint(const v1::GenerateRequest& request, const model::TextAssets& assets);
 
 }  // namespace nibble::rpc

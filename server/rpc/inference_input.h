@@ -13,6 +13,7 @@
 #include "server/serve/request.h"
 #include "server/text/prompt_length.h"
 #include "server/text/token_bytes.h"
+#include "server/text/tool_parser.h"
 
 namespace nibble::rpc {
 
@@ -29,6 +30,8 @@ struct GenerateOptions {
   bool prompt_logprobs = false;
   std::int64_t num_prompt_logprobs = 0;
   bool echo = false;
+  // If the answer may have calls of tools; UseToolFormat sets the format.
+  std::optional<text::ToolParser::Options> tools;
   std::optional<absl::Duration> queue_timeout;
   std::optional<Constraint> constraint;
 };
@@ -56,9 +59,14 @@ std::size_t TextBytes(const Request& request) {
 }
 
 // The conversation as the model's template renders it. Errors: InvalidArgument TEMPLATE_ERROR (field chat.messages: the
-// template fails on the messages; field chat_template: the model has none) | PROMPT_TOO_LONG (ChatBytes exceed
-// `max_bytes`) | FIELD_VIOLATION (no messages).
+// template fails on the messages; field chat_template: the model has none; field chat.tools or
+// chat.messages.tool_calls: it does not support tools) | PROMPT_TOO_LONG (ChatBytes exceed `max_bytes`) |
+// FIELD_VIOLATION (no messages; a field of a tool or a call).
 absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextAssets& text, std::size_t max_bytes);
+
+// Prepares a request whose chat was rendered for calls of tools, if it has tools: sets their format, and shows the
+// special tokens that mark them.
+void UseToolFormat(const model::TextAssets& text, GenerateOptions& options);
 
 // Renders the request's chat; "" if the request has none.
 template <typename Request>

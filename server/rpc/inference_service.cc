@@ -10,6 +10,7 @@
 #include "server/base/queue_full.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/messages/tool_calls.h"
 #include "server/rpc/answer_sink.h"
 #include "server/rpc/answer_size.h"
 #include "server/rpc/embed.h"
@@ -107,6 +108,7 @@ absl::Status Submit(CallEnvironment& environment, const Call& call, const v1::Ge
   auto entry = std::move(validated.entry);
   NIBBLE_RETURN_IF_ERROR(call.StillWanted(validated.deadline));
   GenerateOptions& options = validated.options;
+  UseToolFormat(resident->text, options);
   std::string echo;
   NIBBLE_ASSIGN_OR_RETURN(auto prompt, PromptOf(proto, std::move(rendered), resident->text,
                                                 {.max_tokens = resident->engine->max_context(),
@@ -140,9 +142,11 @@ absl::Status Submit(CallEnvironment& environment, const Call& call, const v1::Ge
                                                                    .entry = std::move(entry)}));
 }
 
-// Whether the request's constraint must be compiled first, which may take seconds.
-bool MustCompile(const ValidatedRequest& validated, const serve::Resident& resident) {
-  const auto& constraint = validated.options.constraint;
+// Adds the constraint of the request's tools. Returns whether the constraint must be compiled first, which may take
+// seconds.
+bool MustCompile(ValidatedRequest& validated, const v1::GenerateRequest& proto, const serve::Resident& resident) {
+  auto& constraint = validated.options.constraint;
+  if (!constraint.has_value()) constraint = ToolConstraint(proto, resident.text);
   return constraint.has_value() && !resident.engine->grammars().Has(constraint->source);
 }
 
@@ -175,6 +179,7 @@ class UnarySink final : public AnswerSink {
       case v1::GenerateReply::kDelta: {
         v1::GenerateOutput& output = Output(reply.delta().index());
         output.mutable_text()->append(reply.delta().text());
+        messages::AddToolCalls(reply.delta(), *output.mutable_tool_calls());
         output.mutable_token_ids()->MergeFrom(reply.delta().token_ids());
         output.mutable_logprobs()->MergeFrom(reply.delta().logprobs());
         return;
@@ -327,7 +332,7 @@ grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerCo
                                 });
                 };
                 Encode(call->call(), validated->deadline, *request, (*loaded)->text, submit, failed,
-                       MustCompile(*validated, **loaded));
+                       MustCompile(*validated, *request, **loaded));
               });
   };
   return UnaryAsync(environment_, environment_.workers, context, method, start, environment_.generate_deadline);
@@ -365,7 +370,7 @@ grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::Call
                                 /*instead=*/nullptr, make_sink);
                 };
                 Encode(stream->call(), validated->deadline, *copy, (*loaded)->text, submit, failed,
-                       MustCompile(*validated, **loaded));
+                       MustCompile(*validated, *copy, **loaded));
               });
     return absl::OkStatus();
   };
@@ -466,6 +471,17 @@ grpc::ServerUnaryReactor* InferenceService::RenderTemplate(grpc::CallbackServerC
     return rpc::RenderTemplate(std::move(rendered), model, BoundsOf(call), response);
   };
   return WithText(context, "nibble.v1.InferenceService/RenderTemplate", "RenderTemplateRequest.model", request, body);
+}
+
+grpc::ServerUnaryReactor* InferenceService::GetTokenizerConfig(grpc::CallbackServerContext* context,
+                                                               const v1::GetTokenizerConfigRequest* request,
+                                                               v1::GetTokenizerConfigResponse* response) {
+  return UnaryOnWorker(environment_, context, "nibble.v1.InferenceService/GetTokenizerConfig",
+                       [=, this](const Call& call) -> absl::Status {
+                         NIBBLE_RETURN_IF_ERROR(CheckModelName("GetTokenizerConfigRequest.model", request->model()));
+                         NIBBLE_ASSIGN_OR_RETURN(const auto model, texts_.Get(request->model()));
+                         return rpc::GetTokenizerConfig(*model, BoundsOf(call), response);
+                       });
 }
 
 grpc::ServerUnaryReactor* InferenceService::Embed(grpc::CallbackServerContext* context, const v1::EmbedRequest* request,

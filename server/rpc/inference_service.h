@@ -39,6 +39,8 @@ class InferenceService : public v1::InferenceService::CallbackService {
                                        v1::DetokenizeResponse*) override;
   grpc::ServerUnaryReactor* RenderTemplate(grpc::CallbackServerContext*, const v1::RenderTemplateRequest*,
                                            v1::RenderTemplateResponse*) override;
+  grpc::ServerUnaryReactor* GetTokenizerConfig(grpc::CallbackServerContext*, const v1::GetTokenizerConfigRequest*,
+                                               v1::GetTokenizerConfigResponse*) override;
   grpc::ServerUnaryReactor* Embed(grpc::CallbackServerContext*, const v1::EmbedRequest*, v1::EmbedResponse*) override;
   grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext*, const v1::AbortRequest*, v1::AbortResponse*) override;
 

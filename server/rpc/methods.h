@@ -21,6 +21,7 @@ inline constexpr const char* kUnimplemented[] = {"nibble.v1.ServerService/SetRes
                                                  "DetokenizeRequest.model name@version, name+adapter",
                                                  "ExportModelRequest.format GGUF",
                                                  "GenerateRequest.model name@version, name+adapter",
+                                                 "GetTokenizerConfigRequest.model name@version, name+adapter",
                                                  "JobSpec.aqt",
                                                  "ListOperationsRequest.filter",
                                                  "ListOperationsRequest.name (other than operations)",

@@ -41,9 +41,10 @@ struct Request {
   kernels::SampleParams sampling;
   Penalties penalties;
   Stopping stopping;
-  std::shared_ptr<const text::Grammar> grammar;  // of every output's text; null: any text
-  const char* grammar_field = "constraint";      // the caller's field with it, named in errors; a literal
-  bool include_special_tokens = false;  // in the text
+  std::shared_ptr<const text::Grammar> grammar;    // of every output's text; null: any text
+  const char* grammar_field = "constraint";        // the caller's field with it, named in errors; a literal
+  bool include_special_tokens = false;             // in the text
+  std::vector<std::int32_t> shown_special_tokens;  // in the text even if the other special tokens are not
   bool logprobs = false;
   std::int64_t top_logprobs = 0;  // alternatives per logprob, also of the prompt; at most the vocabulary
   bool prompt_logprobs = false;   // of prompt[1..] given the tokens before

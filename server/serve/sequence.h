@@ -23,7 +23,7 @@ struct Engine::Sequence {
   Sequence(const Request& request, int number, const text::Tokenizer& tokenizer)
       : index(number),
         tokens(request.prompt),
-        decoder(tokenizer, !request.include_special_tokens),
+        decoder(tokenizer, !request.include_special_tokens, request.shown_special_tokens),
         stops(request.stopping.strings, request.stopping.include_stop) {}
 
   const int index;

@@ -22,6 +22,7 @@ NibbleGrammarKind ToFfi(GrammarKind kind) {
     case GrammarKind::kRegex: return NIBBLE_GRAMMAR_REGEX;
     case GrammarKind::kChoice: return NIBBLE_GRAMMAR_CHOICE;
     case GrammarKind::kLark: return NIBBLE_GRAMMAR_LARK;
+    case GrammarKind::kTools: return NIBBLE_GRAMMAR_TOOLS;
   }
   return NIBBLE_GRAMMAR_LARK;
 }

@@ -28,6 +28,7 @@ enum class GrammarKind {
   kRegex,       // the whole text matches
   kChoice,      // the source is a JSON list of texts
   kLark,        // llguidance's dialect of Lark
+  kTools,       // a ToolGrammar, whose schemas have blanks after commas and colons, as chat templates write JSON
 };
 
 struct GrammarSource {

@@ -147,6 +147,7 @@ typedef enum NibbleGrammarKind {
   NIBBLE_GRAMMAR_REGEX = 1,
   NIBBLE_GRAMMAR_CHOICE = 2,  // the source is a JSON list of texts
   NIBBLE_GRAMMAR_LARK = 3,
+  NIBBLE_GRAMMAR_TOOLS = 4,  // Lark of the server: may name tokens by number; schemas have blanks after commas and colons
 } NibbleGrammarKind;
 // NOLINTEND(readability-identifier-naming)
 

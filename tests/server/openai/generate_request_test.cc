@@ -127,7 +127,7 @@ TEST(GenerateRequestTest, RefusesByNameWhatIsNotSupported) {
       {R"({"logit_bias":{"x":1}})", "logit_bias"},
       {R"({"logit_bias":{"1":"x"}})", "logit_bias"},
       {R"({"stream_options":{"include_usage":true}})", "stream_options"},
-      {R"({"stream":true,"stream_options":{"usage":true}})", "stream_options"},
+      {R"({"stream":true,"stream_options":{"usage":true}})", "stream_options.usage"},
       {R"({"model":""})", "model"},
       {R"({"temperature":"hot"})", "temperature"},
       {R"({"seed":1.5})", "seed"},
@@ -141,8 +141,10 @@ TEST(GenerateRequestTest, RefusesByNameWhatIsNotSupported) {
     EXPECT_THAT(ErrorOf(ParseCompletion(Completion(fields))), ::testing::StartsWith(name + ": ")) << fields;
   }
   const std::vector<std::pair<std::string, std::string>> chats = {
-      {R"({"tools":[{"type":"function"}]})", "tools"},
-      {R"({"tool_choice":"auto"})", "tool_choice"},
+      {R"({"tools":[{"type":"function"}]})", "tools[0].function"},
+      {R"({"tool_choice":"any"})", "tool_choice"},
+      {R"({"functions":[{"name":"f"}]})", "functions"},
+      {R"({"function_call":"auto"})", "function_call"},
       {R"({"response_format":{"type":"json_object"}})", "response_format"},
       {R"({"top_logprobs":2})", "top_logprobs"},
       {R"({"max_tokens":1,"max_completion_tokens":2})", "max_tokens"},
@@ -151,7 +153,8 @@ TEST(GenerateRequestTest, RefusesByNameWhatIsNotSupported) {
       {R"({"messages":[{"role":"user"}]})", "messages[0].content"},
       {R"({"messages":[{"role":"user","content":[{"type":"image_url","image_url":{}}]}]})",
        "messages[0].content[0].type"},
-      {R"({"messages":[{"role":"assistant","content":"x","tool_calls":[{}]}]})", "messages[0].tool_calls"},
+      {R"({"messages":[{"role":"assistant","content":"x","tool_calls":[{}]}]})", "messages[0].tool_calls[0].function"},
+      {R"({"messages":[{"role":"assistant","content":null,"tool_calls":[]}]})", "messages[0].content"},
       {R"({"echo":true})", "echo"},
   };
   for (const auto& [fields, name] : chats) {

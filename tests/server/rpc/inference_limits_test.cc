@@ -411,6 +411,10 @@ TEST_F(InferenceServiceTest, VersionOrAdapterInANameIsUnimplemented) {
     *render.mutable_chat() = ask.chat();
     v1::RenderTemplateResponse rendered;
     expect(Call(inference_, &Stub::RenderTemplate, render, &rendered), "RenderTemplateRequest.model", name);
+    v1::GetTokenizerConfigRequest config;
+    config.set_model(name);
+    v1::GetTokenizerConfigResponse configured;
+    expect(Call(inference_, &Stub::GetTokenizerConfig, config, &configured), "GetTokenizerConfigRequest.model", name);
     v1::LoadModelRequest load;
     load.set_name(name);
     v1::LoadModelResponse loaded;

@@ -2,8 +2,8 @@
 //! a `Grammar` is compiled once and followed by any number of `Follower`s.
 
 use crate::budget::{guarded, net_bytes, Budget, Failure};
-use crate::lark::prepare_lark;
-use crate::schema::{prepare_schema, with_places};
+use crate::lark::{prepare_lark, prepare_tools};
+use crate::schema::{prepare_schema, with_places, Blanks};
 use crate::tokenizer::{DecoderKind, Special, Tokenizer};
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::{
@@ -43,6 +43,7 @@ pub enum Kind {
     Regex,
     Choice,
     Lark,
+    Tools,
 }
 
 struct Vocabulary {
@@ -256,7 +257,7 @@ fn top_level(kind: Kind, source: &str) -> Result<TopLevelGrammar, Failure> {
         Kind::JsonSchema => {
             let schema: Value =
                 serde_json::from_str(source).map_err(|e| format!("is not JSON: {e}"))?;
-            Ok(TopLevelGrammar::from_json_schema(prepare_schema(schema)?))
+            Ok(TopLevelGrammar::from_json_schema(prepare_schema(schema, Blanks::None)?))
         }
         Kind::Regex => {
             check_depth(source)?;
@@ -282,8 +283,9 @@ fn top_level(kind: Kind, source: &str) -> Result<TopLevelGrammar, Failure> {
             if source.trim().is_empty() {
                 return Err(Failure::Invalid("is empty".to_string()));
             }
-            Ok(TopLevelGrammar::from_grammar(GrammarWithLexer::from_lark(prepare_lark(source)?)))
+            Ok(from_lark(prepare_lark(source)?))
         }
+        Kind::Tools => Ok(from_lark(prepare_tools(source)?)),
     }
 }
 
@@ -350,3 +352,7 @@ impl Drop for Follower {
 }
 
 const _: () = assert!(INVALID_TOKEN == u32::MAX);
+
+fn from_lark(source: String) -> TopLevelGrammar {
+    TopLevelGrammar::from_grammar(GrammarWithLexer::from_lark(source))
+}

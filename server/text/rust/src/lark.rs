@@ -2,7 +2,7 @@
 //! options.
 
 use crate::budget::Failure;
-use crate::schema::prepare_schema;
+use crate::schema::{prepare_schema, Blanks};
 use serde_json::{Deserializer, Value};
 
 const JSON: &str = "%json";
@@ -31,7 +31,17 @@ fn skipped(source: &str, at: usize) -> usize {
     }
 }
 
+/// A user's grammar, which may not name tokens by number or set options of the crate.
 pub fn prepare_lark(source: &str) -> Result<String, Failure> {
+    prepare(source, Blanks::None, true)
+}
+
+/// A grammar of the server for calls of tools, whose schemas have blanks as chat templates write them.
+pub fn prepare_tools(source: &str) -> Result<String, Failure> {
+    prepare(source, Blanks::AfterSeparators, false)
+}
+
+fn prepare(source: &str, blanks: Blanks, of_user: bool) -> Result<String, Failure> {
     let mut out = String::with_capacity(source.len());
     let mut i = 0;
     while i < source.len() {
@@ -39,12 +49,12 @@ pub fn prepare_lark(source: &str) -> Result<String, Failure> {
         while !source.is_char_boundary(end) {
             end += 1;
         }
-        if end == i && source[i..].starts_with("<[") {
+        if of_user && end == i && source[i..].starts_with("<[") {
             let why =
                 "has a token by its number, wanted a special token by its name, such as <|name|>";
             return Err(Failure::Invalid(why.to_string()));
         }
-        if end == i && source[i..].starts_with(OPTIONS) {
+        if of_user && end == i && source[i..].starts_with(OPTIONS) {
             return Err(Failure::Invalid(format!("has {OPTIONS}, which is not allowed")));
         }
         if end == i && source[i..].starts_with(JSON) {
@@ -60,7 +70,7 @@ pub fn prepare_lark(source: &str) -> Result<String, Failure> {
             let size = values.byte_offset();
             out.push_str(JSON);
             out.push(' ');
-            out.push_str(&prepare_schema(schema)?.to_string());
+            out.push_str(&prepare_schema(schema, blanks)?.to_string());
             i += JSON.len() + size;
             continue;
         }

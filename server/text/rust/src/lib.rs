@@ -412,7 +412,8 @@ pub unsafe extern "C" fn nibble_grammar_compile(
         0 => Kind::JsonSchema,
         1 => Kind::Regex,
         2 => Kind::Choice,
-        _ => Kind::Lark,
+        3 => Kind::Lark,
+        _ => Kind::Tools,
     };
     answer(out, || {
         let compiled = (*compiler).compile(kind, text(source.data, source.size)?)?;

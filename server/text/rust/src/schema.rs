@@ -495,9 +495,17 @@ fn moved_name(index: usize) -> String {
     format!("nibble-reference-{index}")
 }
 
-/// The schema as an object for the crate, with the options for compact texts. Errors name a keyword by its path, as JSON
+/// Blanks in the text that a schema gives.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Blanks {
+    None,
+    /// After each comma and colon between values.
+    AfterSeparators,
+}
+
+/// The schema as an object for the crate, with its options. Errors name a keyword by its path, as JSON
 /// Pointer writes it.
-pub fn prepare_schema(source: Value) -> Result<Value, Failure> {
+pub fn prepare_schema(source: Value, blanks: Blanks) -> Result<Value, Failure> {
     let mut schema = match source {
         Value::Bool(true) => json!({}),
         Value::Bool(false) => {
@@ -516,10 +524,15 @@ pub fn prepare_schema(source: Value) -> Result<Value, Failure> {
         next += 1;
     }
     check_references(&schema, &checker.references)?;
-    // Without blanks, a model cannot fill its answer with them. Without \u escapes, a property has one spelling only, so
+    // Without more blanks, a model cannot fill its answer with them. Without \u escapes, a property has one spelling only, so
     // that a property of `properties` cannot come again as an additional one.
-    schema["x-guidance"] =
-        json!({ "whitespace_flexible": false, "json_allowed_escapes": "nrbtf\\\"" });
+    let (item, key) = if blanks == Blanks::None { (",", ":") } else { (", ", ": ") };
+    schema["x-guidance"] = json!({
+        "whitespace_flexible": false,
+        "item_separator": item,
+        "key_separator": key,
+        "json_allowed_escapes": "nrbtf\\\"",
+    });
     Ok(schema)
 }
 
