@@ -8,6 +8,7 @@
 #include "server/base/ids.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/openai/constraint_fields.h"
 #include "server/openai/json_fields.h"
 #include "server/openai/response_items.h"
 #include "server/openai/sampling_fields.h"
@@ -73,14 +74,25 @@ void ReadNeutral(JsonFields& fields) {
     reasoning.Neutral("effort", "none");
     for (const char* name : {"context", "generate_summary", "mode", "summary"}) reasoning.Unsupported(name);
   });
-  fields.Object("text", [](JsonFields& text) {
-    text.Object("format", [](JsonFields& format) { format.Neutral("type", "text"); });
-    text.Neutral("verbosity", "medium");
-  });
   fields.Ignore("prompt_cache_retention");
   fields.Ignore("prompt_cache_options");
   for (const char* name : {"conversation", "context_management", "max_tool_calls", "moderation", "prompt"})
     fields.Unsupported(name);
+}
+
+// Reads `text`, whose format may constrain the answer. Returns the format.
+Json ReadText(JsonFields& fields, ResponseCall& call, v1::GenerateRequest& request) {
+  Json format = {{"type", "text"}};
+  fields.Object("text", [&](JsonFields& text) {
+    text.Neutral("verbosity", "medium");
+    const Json* given = text.Any("format");
+    if (given == nullptr) return;
+    text.FailWith(SetFormat(*given, "text.format", request));
+    if (request.constraint_case() != v1::GenerateRequest::CONSTRAINT_NOT_SET)
+      call.generate.constraint_field = "text.format";
+    format = *given;
+  });
+  return format;
 }
 
 void ReadStream(JsonFields& fields, GenerateCall& call) {
@@ -212,7 +224,7 @@ absl::StatusOr<ResponseCall> ParseResponse(const Json& body, const FindItem& fin
                {"parallel_tool_calls", parallel.value_or(true)},
                {"reasoning", {{"effort", nullptr}, {"summary", nullptr}}},
                {"service_tier", "default"},
-               {"text", {{"format", {{"type", "text"}}}, {"verbosity", "medium"}}},
+               {"text", {{"format", ReadText(fields, call, request)}, {"verbosity", "medium"}}},
                {"tool_choice", tool_choice == nullptr ? Json("auto") : *tool_choice},
                {"tools", Json::array()},
                {"truncation", "disabled"}};

@@ -234,10 +234,12 @@ def test_grpc_api_gives_the_same_calls(server):
         deltas = [reply.delta for reply in stub.ChatStream(v1.ChatStreamRequest(request=request)) if reply.HasField("delta")]
         assert [id for delta in deltas for id in delta.token_ids] == [*bias]
         assert "".join(call.arguments for delta in deltas for call in delta.tool_calls) == "{\"city\": \"Paris\"}"
+        # Without the bias, only the constraint makes the random model call the tool.
+        request.sampling.Clear()
         request.required_tool = "weather"
-        with pytest.raises(grpc.RpcError) as raised:
-            stub.Chat(v1.ChatRequest(request=request))
-        assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED and "GenerateRequest.required_tool" in raised.value.details()
+        request.stopping.max_tokens = 200
+        output = stub.Chat(v1.ChatRequest(request=request)).outputs[0]
+        assert [call.name for call in output.tool_calls] == ["weather"]
 
 
 @pytest.mark.parametrize("name", FORMATS)

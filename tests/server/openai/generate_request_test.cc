@@ -145,7 +145,13 @@ TEST(GenerateRequestTest, RefusesByNameWhatIsNotSupported) {
       {R"({"tool_choice":"any"})", "tool_choice"},
       {R"({"functions":[{"name":"f"}]})", "functions"},
       {R"({"function_call":"auto"})", "function_call"},
-      {R"({"response_format":{"type":"json_object"}})", "response_format"},
+      {R"({"response_format":{"type":"json"}})", "response_format.type"},
+      {R"({"response_format":{"type":"json_schema","json_schema":{"name":"a"}}})", "response_format.json_schema.schema"},
+      {R"({"response_format":{"type":"json_schema","json_schema":{"schema":{}}}})", "response_format.json_schema.name"},
+      {R"({"response_format":{"type":"json_object"},"guided_regex":"a"})", "guided_regex"},
+      {R"({"structured_outputs":{"regex":"a","choice":["b"]}})", "structured_outputs.choice"},
+      {R"({"structured_outputs":{"choice":[]}})", "structured_outputs.choice"},
+      {R"({"structured_outputs":{"expression":"a"}})", "structured_outputs.expression"},
       {R"({"top_logprobs":2})", "top_logprobs"},
       {R"({"max_tokens":1,"max_completion_tokens":2})", "max_tokens"},
       {R"({"messages":[]})", "messages"},
@@ -160,6 +166,29 @@ TEST(GenerateRequestTest, RefusesByNameWhatIsNotSupported) {
   for (const auto& [fields, name] : chats) {
     EXPECT_THAT(ErrorOf(ParseChat(Chat(fields))), ::testing::StartsWith(name + ": ")) << fields;
   }
+}
+
+TEST(GenerateRequestTest, ConstraintsOfOpenAIAndVllmAreThoseOfTheGrpcApi) {
+  const auto constrained = [](const std::string& fields) {
+    const auto call = ParseChat(Chat(fields));
+    EXPECT_TRUE(call.ok()) << call.status();
+    return call.ok() ? call->prompts.front() : v1::GenerateRequest();
+  };
+  EXPECT_EQ(constrained(R"({"response_format":{"type":"json_object"}})").json_schema(), R"({"type":"object"})");
+  EXPECT_EQ(constrained(R"({"response_format":{"type":"json_schema","json_schema":{"name":"n","strict":true,
+                            "schema":{"type":"integer"}}}})")
+                .json_schema(),
+            R"({"type":"integer"})");
+  EXPECT_EQ(constrained(R"({"response_format":{"type":"text"}})").constraint_case(),
+            v1::GenerateRequest::CONSTRAINT_NOT_SET);
+  EXPECT_EQ(constrained(R"({"guided_json":{"type":"null"}})").json_schema(), R"({"type":"null"})");
+  EXPECT_EQ(constrained(R"({"structured_outputs":{"regex":"a+"}})").regex(), "a+");
+  EXPECT_EQ(constrained(R"({"structured_outputs":{"grammar":"start: \"a\""}})").lark(), "start: \"a\"");
+  EXPECT_EQ(constrained(R"({"guided_choice":["a","b"]})").choice().choices_size(), 2);
+  const auto completion = ParseCompletion(Completion(R"({"structured_outputs":{"regex":"a+"}})"));
+  ASSERT_TRUE(completion.ok()) << completion.status();
+  EXPECT_EQ(completion->prompts.front().regex(), "a+");
+  EXPECT_EQ(completion->constraint_field, "structured_outputs.regex");
 }
 
 TEST(GenerateRequestTest, ChatJoinsPartsAndKnowsTheDeveloperRole) {

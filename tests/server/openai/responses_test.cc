@@ -134,7 +134,8 @@ TEST_F(ResponsesTest, RefusesByNameWhatIsNotSupported) {
               StartsWith("input[0].content[0].text: "));
   EXPECT_THAT(Error(R"("input":"a","reasoning":{"effort":"low"})"), StartsWith("reasoning.effort: "));
   EXPECT_THAT(Error(R"("input":"a","reasoning":{"depth":1})"), StartsWith("reasoning.depth: "));
-  EXPECT_THAT(Error(R"("input":"a","text":{"format":{"type":"json_schema"}})"), StartsWith("text.format.type: "));
+  EXPECT_THAT(Error(R"("input":"a","text":{"format":{"type":"json_schema"}})"), StartsWith("text.format.schema: "));
+  EXPECT_THAT(Error(R"("input":"a","text":{"format":{"type":"grammar"}})"), StartsWith("text.format.type: "));
   EXPECT_THAT(Error(R"("input":"a","text":3)"), StartsWith("text: "));
   EXPECT_THAT(Error(R"("input":"a","stream_options":{})"), StartsWith("stream_options: "));
   EXPECT_THAT(Error(R"("input":"a","tools":[{"type":"web_search"}])"), StartsWith("tools[0].type: "));

@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "server/base/error.h"
 #include "server/base/strings.h"
+#include "server/text/tool_grammar.h"
 #include "tests/server/text/golden.h"
 
 namespace nibble::text {
@@ -76,6 +77,14 @@ class GrammarTest : public ::testing::Test {
       EXPECT_TRUE((*follower)->Accept(longest).ok());
       text.remove_prefix(size);
     }
+  }
+
+  // Not the end token.
+  std::int32_t SpecialToken() const {
+    for (const AddedToken& token : tokenizer_->added_tokens()) {
+      if (token.special && token.id != end_) return token.id;
+    }
+    return kNoToken;
   }
 
   std::shared_ptr<const Tokenizer> tokenizer_;
@@ -166,6 +175,39 @@ TEST_F(GrammarTest, LarkGrammarsMatchAsInLark) {
     for (const std::string text : row.at("rejected")) EXPECT_FALSE(Takes(grammar, text)) << row.at("name") << text;
   }
   for (const base::Json& row : golden.at("refused")) Refusal(GrammarKind::kLark, row.at("grammar"));
+}
+
+// With markers that are text, and with markers that are tokens.
+TEST_F(GrammarTest, CallsOfToolsAreWrittenAsTemplatesWriteThem) {
+  ToolGrammarOptions options = {
+      .format = ToolFormat::kHermes,
+      .tools = {{"weather",
+                 {{"type", "object"}, {"properties", {{"city", {{"type", "string"}}}}}, {"required", {"city"}}}}},
+      .required = true,
+      .parallel = false};
+  const std::string call = R"({"name": "weather", "arguments": {"city": "Oslo"}})";
+  const auto text = Compile(GrammarKind::kTools, ToolGrammar(options));
+  EXPECT_TRUE(Takes(text, "<tool_call>\n" + call + "\n</tool_call>"));
+  EXPECT_FALSE(Takes(text, call));
+  EXPECT_FALSE(Takes(text, "<tool_call>\n" R"({"name": "weather", "arguments": {}})" "\n</tool_call>"));
+  options.required = false;
+  const auto optional = Compile(GrammarKind::kTools, ToolGrammar(options));
+  EXPECT_TRUE(Takes(optional, "It is cold."));
+  EXPECT_TRUE(Takes(optional, "Let me see.<tool_call>\n" + call + "\n</tool_call>"));
+  EXPECT_FALSE(Takes(optional, "Let me see.<tool_call>\n{}\n</tool_call>"));
+  // A special token as the marker.
+  options.required = true;
+  options.token_id = [&](std::string_view marker) {
+    return marker == kHermesBegin ? std::optional(SpecialToken()) : std::nullopt;
+  };
+  const auto special = Compile(GrammarKind::kTools, ToolGrammar(options));
+  auto follower = GrammarFollower::Start(special);
+  ASSERT_TRUE(follower.ok());
+  EXPECT_EQ(Allowed(**follower), std::vector<std::int32_t>{SpecialToken()});
+  ASSERT_TRUE((*follower)->Accept(SpecialToken()).ok());
+  EXPECT_FALSE(Allowed(**follower).empty());
+  // A user's grammar names tokens only by their names.
+  EXPECT_THAT(Refusal(GrammarKind::kLark, ToolGrammar(options)), HasSubstr("by its number"));
 }
 
 // Each would overflow a stack or take hours.
