@@ -210,7 +210,9 @@ absl::Status App::State::OpenJobs() {
   control.ageing = absl::Seconds(options.job_ageing_s);
   control.max_queued = options.max_queued_jobs;
   control.max_open_per_owner = options.max_jobs_per_principal;
-  const std::int64_t own_bytes = OwnMemoryBytes(options) + (options.report.address.empty() ? 0 : kReportMemoryBytes);
+  const bool keeps_responses = !options.openai.address.empty() && options.openai.response_ttl_s > 0;
+  const std::int64_t own_bytes = OwnMemoryBytes(options) + (options.report.address.empty() ? 0 : kReportMemoryBytes) +
+                                 (keeps_responses ? options.openai.response_bytes : 0);
   // Trainers that run elsewhere are limited only by the flag.
   const std::int64_t train_bytes = trains_here
                                        ? MemoryBytes(options.train_memory_bytes, own_bytes, base::RealFileSystem())
@@ -478,6 +480,7 @@ void App::State::Collect(telemetry::Metrics& out) {
                                       .kv_blocks_used = load.used_pages,
                                       .kv_blocks = load.total_pages});
   }
+  if (openai != nullptr) openai->Collect(out);
   out.SetPreemptions(manager->totals().preemptions);
   if (const auto counts = database->Counts(); counts.ok()) {
     for (const jobs::Method* method : jobs::Methods()) {

@@ -138,6 +138,14 @@ void AddOpenAiFlags(CLI::App& cli, nibble::OpenAiOptions& openai) {
          "Origins of web pages that may call these endpoints, such as https://example.org, separated by commas; "
          "*: all; empty: none")
       ->delimiter(',');
+  cli.add_option("--openai_response_ttl_s", openai.response_ttl_s,
+                 "Time for which /v1/responses keeps a response, which clients may read again or continue; 0: it keeps "
+                 "none")
+      ->check(CLI::Range(0.0, 1e8));
+  cli.add_option("--openai_response_bytes", openai.response_bytes,
+                 "Memory for the responses that /v1/responses keeps; the oldest are dropped above it. One principal "
+                 "may use half")
+      ->check(CLI::Range(std::int64_t{1} << 20, std::int64_t{1} << 40));
 }
 
 void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {

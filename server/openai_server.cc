@@ -80,6 +80,9 @@ absl::StatusOr<std::unique_ptr<OpenAiServer>> OpenAiServer::Start(const AppOptio
   openai::GatewayOptions gateway;
   gateway.max_answer_bytes = static_cast<std::size_t>(options.max_send_bytes);
   gateway.max_file_bytes = static_cast<std::size_t>(options.max_dataset_bytes);
+  gateway.max_conversation_bytes = static_cast<std::size_t>(options.max_receive_bytes);
+  gateway.responses = {.ttl = absl::Seconds(options.openai.response_ttl_s),
+                       .max_bytes = static_cast<std::size_t>(options.openai.response_bytes)};
   gateway.cors_origins = options.openai.cors_origins;
   const auto address = http::ParseHostPort(kFlag, options.openai.address);
   gateway.local_host_only = !authority.wants_tokens() && address.ok() && http::IsLoopback(address->host);
@@ -101,5 +104,10 @@ absl::StatusOr<std::unique_ptr<OpenAiServer>> OpenAiServer::Start(const AppOptio
 }
 
 int OpenAiServer::port() const { return state_->server->port(); }
+
+void OpenAiServer::Collect(telemetry::Metrics& metrics) {
+  const openai::ResponseStore::Level level = state_->gateway.responses().Now();
+  metrics.SetStoredResponses(level.responses, level.bytes);
+}
 
 }  // namespace nibble

@@ -26,6 +26,8 @@ class OpenAiServer {
   OpenAiServer& operator=(const OpenAiServer&) = delete;
 
   int port() const;
+  // Sets the levels of what it keeps.
+  void Collect(telemetry::Metrics& metrics);
 
  private:
   class Certificates;

@@ -1,5 +1,6 @@
 // Options of nibbled: its flags (app_flags.h checks them), and options that only tests set.
 #pragma once
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -33,8 +34,10 @@ struct ReportOptions {
 
 // The listener of OpenAI's API. Empty: not set.
 struct OpenAiOptions {
-  std::string address;                    // HOST:PORT
-  std::vector<std::string> cors_origins;  // origins of web pages that may call it; "*": all
+  std::string address;                     // HOST:PORT
+  std::vector<std::string> cors_origins;   // origins of web pages that may call it; "*": all
+  double response_ttl_s = 3600;            // time for which /v1/responses keeps a response; 0: it keeps none
+  std::int64_t response_bytes = 64 << 20;  // of all responses that it keeps
 };
 
 // --runner kubernetes.

@@ -58,6 +58,7 @@ constexpr MethodRule kRules[] = {
     {"nibble.v1.InferenceService/Tokenize", kByRole, Role::kInfer},
     {"nibble.v1.InferenceService/Detokenize", kByRole, Role::kInfer},
     {"nibble.v1.InferenceService/RenderTemplate", kByRole, Role::kInfer},
+    {"nibble.v1.InferenceService/GetTokenizerConfig", kByRole, Role::kInfer},
     {"nibble.v1.InferenceService/Embed", kByRole, Role::kInfer},
     {"nibble.v1.InferenceService/Abort", kByRole, Role::kInfer},
 

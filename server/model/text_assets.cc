@@ -31,15 +31,16 @@ text::ChatTemplate::SpecialTokens SpecialTokens(const base::Json& config) {
   return tokens;
 }
 
-// "chat_template" is a string, or a list of {"name", "template"}; chat uses the entry named "default".
-std::string TemplateOf(const base::Json& config) {
+// "chat_template" is a string, or a list of {"name", "template"}; chats use the entry named "default", and chats with
+// tools the one named "tool_use". "" if there is no such entry.
+std::string TemplateOf(const base::Json& config, const char* name) {
   const auto it = config.find("chat_template");
   if (it == config.end()) return "";
   if (it->is_string()) return it->get<std::string>();
   if (!it->is_array()) return "";
   for (const base::Json& entry : *it) {
     if (!entry.is_object() || !entry.contains("name") || !entry.contains("template")) continue;
-    if (entry["name"] == "default" && entry["template"].is_string()) {
+    if (entry["name"] == name && entry["template"].is_string()) {
       return entry["template"].get<std::string>();
     }
   }
@@ -82,17 +83,31 @@ absl::StatusOr<TextAssets> LoadTextAssets(const std::string& directory) {
     config = *std::move(parsed);
   }
   // chat_template.jinja is the newer place and, if present, wins, as in transformers.
-  std::string source = TemplateOf(config);
+  std::string source = TemplateOf(config, "default");
+  const auto listed = config.find("chat_template");
+  std::string tool_source;
+  if (listed != config.end() && listed->is_array()) tool_source = TemplateOf(config, "tool_use");
   const std::string jinja_path = base::JoinPath(directory, kChatTemplateFile);
   if (files.Exists(jinja_path)) {
     NIBBLE_ASSIGN_OR_RETURN(source, files.Read(jinja_path, kMaxConfigBytes));
     template_sha256 = base::Sha256Hex(source);
+    tool_source.clear();
   }
   if (!source.empty()) {
     auto compiled = text::ChatTemplate::Compile(source, SpecialTokens(config));
     if (!compiled.ok()) return Annotate(compiled.status(), "chat template");
     assets.chat_template = *std::move(compiled);
+    assets.tool_template = assets.chat_template;
+    if (!tool_source.empty()) {
+      auto with_tools = text::ChatTemplate::Compile(tool_source, SpecialTokens(config));
+      if (!with_tools.ok()) return Annotate(with_tools.status(), "chat template tool_use");
+      assets.tool_template = *std::move(with_tools);
+    }
+    assets.tool_format = text::FindToolFormat(*assets.tool_template);
+    assets.template_source = std::move(source);
   }
+  config.erase("chat_template");
+  assets.tokenizer_config = base::Dump(config);
   assets.digest = TextDigest(base::Sha256Hex(tokenizer_json), config_sha256, template_sha256);
   return assets;
 }

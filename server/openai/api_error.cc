@@ -7,7 +7,6 @@
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "server/base/error.h"
-#include "server/base/json.h"
 #include "server/base/strings.h"
 
 namespace nibble::openai {
@@ -43,6 +42,7 @@ Form FormOf(absl::StatusCode code) {
 
 // Codes that OpenAI's users know. Every other reason is sent in lower case.
 std::string CodeOf(std::string_view reason, const std::map<std::string, std::string>& metadata) {
+  if (const auto code = metadata.find("openai_code"); code != metadata.end()) return code->second;
   if (reason == "PROMPT_TOO_LONG") return "context_length_exceeded";
   if (reason == "TOKEN_MISSING" || reason == "TOKEN_INVALID") return "invalid_api_key";
   if (reason == "MODEL") return "model_not_found";
@@ -135,13 +135,13 @@ ApiError FromStatus(const absl::Status& status) {
   return error;
 }
 
-std::string ToJson(const ApiError& error) {
+Json ErrorFields(const ApiError& error) {
   const auto or_null = [](const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); };
-  Json json;
-  json["error"] = {
+  return {
       {"message", error.message}, {"type", error.type}, {"param", or_null(error.param)}, {"code", or_null(error.code)}};
-  return base::Dump(json);
 }
+
+std::string ToJson(const ApiError& error) { return base::Dump({{"error", ErrorFields(error)}}); }
 
 http::Reply ToReply(const ApiError& error) {
   http::Reply reply{.status = error.status, .fields = {{"Content-Type", "application/json"}}, .body = ToJson(error)};

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "server/base/json.h"
 #include "server/http/exchange.h"
 
 namespace nibble::openai {
@@ -40,6 +41,8 @@ ApiError FromStatus(const grpc::Status& status, const RenameField& rename = Plai
 // An error of this listener itself, with a reason and fields as those of the gRPC API.
 ApiError FromStatus(const absl::Status& status);
 
+// {"message", "type", "param", "code"}.
+base::Json ErrorFields(const ApiError& error);
 std::string ToJson(const ApiError& error);
 http::Reply ToReply(const ApiError& error);
 // The error as the last event of a stream.

@@ -36,10 +36,7 @@ absl::StatusOr<FileQuery> ParseFileQuery(std::string_view text) {
   query.after = fields.Text("after").value_or("");
   query.limit = static_cast<std::size_t>(fields.Int("limit", 1, kMaxFiles).value_or(kMaxFiles));
   query.none = fields.Text("purpose").value_or(kFilePurpose) != kFilePurpose;
-  const std::string order = fields.Text("order").value_or("desc");
-  query.ascending = order == "asc";
-  if (!query.ascending && order != "desc")
-    fields.Fail("order", StrCat("is \"", order, "\", wanted \"asc\" or \"desc\""));
+  query.ascending = fields.Ascending();
   if (const absl::Status status = fields.Finish(); !status.ok()) return status;
   return query;
 }

@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "server/auth/auth_processor.h"
 #include "server/auth/request_owner.h"
+#include "server/base/clock.h"
 #include "server/base/error.h"
 #include "server/base/ids.h"
 #include "server/base/json.h"
@@ -26,6 +27,7 @@
 #include "server/openai/generate_exchange.h"
 #include "server/openai/generate_request.h"
 #include "server/openai/models.h"
+#include "server/openai/responses.h"
 #include "server/openai/tokens.h"
 
 namespace nibble::openai {
@@ -41,6 +43,7 @@ constexpr std::size_t kFormBytes = 64 << 10;    // of a form besides its file
 constexpr std::size_t kMaxRequestIdBytes = 64;  // as rpc/call.cc
 constexpr char kJson[] = "application/json";
 constexpr std::string_view kName = "{}";  // in the path of a route
+constexpr char kChatStream[] = "nibble.v1.InferenceService/ChatStream";
 constexpr char kUnknownRoute[] = "unknown";
 
 // Whether HOST or HOST:PORT is "localhost" or an IP address.
@@ -102,6 +105,13 @@ void Gateway::OnName(Gateway& self, std::shared_ptr<Incoming> incoming, const ba
   act(std::move(incoming), name, self.stubs_);
 }
 
+// `act` needs only the response in the path.
+template <auto act>
+void Gateway::OnResponse(Gateway& self, std::shared_ptr<Incoming> incoming, const base::Json&,
+                         const std::string& name) {
+  act(*incoming, name, self.responses_);
+}
+
 const std::vector<Gateway::Route>& Gateway::Routes() {
   using Call = std::shared_ptr<Incoming>;
   static constexpr auto kGenerate = [](Gateway& self, Call incoming, absl::StatusOr<GenerateCall> call) {
@@ -121,10 +131,18 @@ const std::vector<Gateway::Route>& Gateway::Routes() {
        [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
          kGenerate(self, std::move(incoming), ParseCompletion(body));
        }},
-      {"POST", "/v1/chat/completions", "nibble.v1.InferenceService/ChatStream",
+      {"POST", "/v1/chat/completions", kChatStream,
        [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
          kGenerate(self, std::move(incoming), ParseChat(body));
        }},
+      {"POST", "/v1/responses", kChatStream,
+       [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
+         self.CreateResponse(std::move(incoming), body);
+       }},
+      {"GET", "/v1/responses/{}", kChatStream, &OnResponse<GetResponse>},
+      {"DELETE", "/v1/responses/{}", kChatStream, &OnResponse<DeleteResponse>},
+      {"POST", "/v1/responses/{}/cancel", kChatStream, &OnResponse<CancelResponse>},
+      {"GET", "/v1/responses/{}/input_items", kChatStream, &OnResponse<ListInputItems>},
       {"POST", "/v1/embeddings", "nibble.v1.InferenceService/Embed",
        [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
          Embed(std::move(incoming), body, self.stubs_);
@@ -165,6 +183,10 @@ const std::vector<Gateway::Route>& Gateway::Routes() {
        [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
          Detokenize(std::move(incoming), body, self.stubs_);
        }},
+      {"GET", "/tokenizer_info", "nibble.v1.InferenceService/GetTokenizerConfig",
+       [](Gateway& self, Call incoming, const base::Json&, const std::string&) {
+         TokenizerInfo(std::move(incoming), self.stubs_);
+       }},
   };
   return kRoutes;
 }
@@ -173,6 +195,7 @@ Gateway::Gateway(const std::shared_ptr<grpc::Channel>& channel, auth::Authority&
     : stubs_(channel),
       authority_(authority),
       options_(std::move(options)),
+      responses_(options_.responses, base::RealClock()),
       alive_(std::make_unique<Alive>()),
       parsers_(/*num_threads=*/1, /*max_waiting=*/kMaxLargeBodies) {
   options_.count_requests(kUnknownRoute, 0);
@@ -283,15 +306,31 @@ void Gateway::Handle(const std::shared_ptr<http::Exchange>& exchange) {
   if (route->is_form) return route->run(*this, std::move(incoming), base::Json(), "");
   auto body = std::make_shared<const std::string>(exchange->TakeBody());
   if (body->size() <= kLargeBody) return Run(*route, std::move(incoming), *body);
+  RunOnParser(exchange, [this, route, incoming, body] { Run(*route, incoming, *body); });
+}
+
+void Gateway::RunOnParser(const std::shared_ptr<http::Exchange>& exchange, std::function<void()> task) {
   const std::string& principal = exchange->head().fairness_key;
   const absl::Time came = absl::Now();
   const bool accepted = parsers_.TryRun(
-      [this, route, incoming, body, came] {
+      [this, task = std::move(task), came] {
         parsers_.NoteWait(absl::Now() - came);
-        Run(*route, incoming, *body);
+        task();
       },
       principal);
   if (!accepted) exchange->Answer(ToReply(FromStatus(base::TooManyWait(parsers_, principal))));
+}
+
+void Gateway::CreateResponse(std::shared_ptr<Incoming> incoming, const base::Json& body) {
+  const auto exchange = incoming->exchange;
+  auto prepared = PrepareResponse(body, exchange->head().fairness_key, responses_, options_.max_conversation_bytes);
+  if (!prepared.ok()) return exchange->Answer(ToReply(FromStatus(prepared.status())));
+  const auto shared = std::make_shared<PreparedResponse>(*std::move(prepared));
+  const auto run = [this, incoming = std::move(incoming), shared] {
+    RunResponse(incoming, std::move(*shared), responses_, stubs_, options_.max_answer_bytes);
+  };
+  if (shared->previous == nullptr || shared->previous->total_bytes <= kLargeBody) return run();
+  RunOnParser(exchange, run);
 }
 
 void Gateway::Run(const Route& route, std::shared_ptr<Incoming> incoming, const std::string& body) {

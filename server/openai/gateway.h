@@ -14,13 +14,17 @@
 #include "server/base/worker_pool.h"
 #include "server/http/exchange.h"
 #include "server/openai/inner_calls.h"
+#include "server/openai/response_store.h"
 
 namespace nibble::openai {
 
 struct GatewayOptions {
   std::size_t max_answer_bytes = 16 << 20;  // of an answer that is not a stream
   std::size_t max_file_bytes = 1 << 30;     // of an uploaded file
-  std::vector<std::string> cors_origins;    // origins of web pages that may call the server; "*": all
+  // Of the items of a conversation that continues earlier responses.
+  std::size_t max_conversation_bytes = 4 << 20;
+  ResponseStoreOptions responses{};
+  std::vector<std::string> cors_origins;  // origins of web pages that may call the server; "*": all
   // Refuses requests whose Host is a name other than localhost. A web page can give its own name the address 127.0.0.1
   // (DNS rebinding) and would be of the same origin; without tokens, nothing else would stop it.
   bool local_host_only = false;
@@ -38,6 +42,7 @@ class Gateway final : public http::ExchangeHandler {
 
   std::optional<http::Reply> Admit(http::RequestHead& head) override;
   void Handle(const std::shared_ptr<http::Exchange>& exchange) override;
+  ResponseStore& responses() { return responses_; }
   http::Reply Refusal(const http::RequestHead& head, unsigned status, std::string_view why) override;
 
  private:
@@ -46,9 +51,14 @@ class Gateway final : public http::ExchangeHandler {
   template <auto act>
   static void OnName(Gateway& self, std::shared_ptr<Incoming> incoming, const base::Json& body,
                      const std::string& name);
+  template <auto act>
+  static void OnResponse(Gateway& self, std::shared_ptr<Incoming> incoming, const base::Json& body,
+                         const std::string& name);
   // The route of the request; nullptr: none. *path_known: another method has a route at this path.
   static const Route* Find(const http::RequestHead& head, bool* path_known);
   void Run(const Route& route, std::shared_ptr<Incoming> incoming, const std::string& body);
+  void RunOnParser(const std::shared_ptr<http::Exchange>& exchange, std::function<void()> task);
+  void CreateResponse(std::shared_ptr<Incoming> incoming, const base::Json& body);
   static std::string LabelOf(const Route& route);
   static std::string AllowedMethods(std::string_view path);
   http::Fields CorsFields(const http::RequestHead& head) const;
@@ -56,6 +66,7 @@ class Gateway final : public http::ExchangeHandler {
   const Stubs stubs_;
   auth::Authority& authority_;
   const GatewayOptions options_;
+  ResponseStore responses_;
   struct Alive;  // counts the requests in progress
   const std::unique_ptr<Alive> alive_;
   base::WorkerPool

@@ -8,6 +8,7 @@
 #include "server/base/json.h"
 #include "server/base/strings.h"
 #include "server/base/utf8.h"
+#include "server/messages/tool_calls.h"
 
 namespace nibble::openai {
 
@@ -34,7 +35,16 @@ std::int64_t NumCharacters(const std::string& bytes) {
   return std::count_if(bytes.begin(), bytes.end(), [](char byte) { return (byte & 0xC0) != 0x80; });
 }
 
-const char* NameOf(v1::FinishReason reason) { return reason == v1::FINISH_REASON_LENGTH ? "length" : "stop"; }
+const char* NameOf(v1::FinishReason reason) {
+  if (reason == v1::FINISH_REASON_TOOL_CALLS) return "tool_calls";
+  return reason == v1::FINISH_REASON_LENGTH ? "length" : "stop";
+}
+
+// The members of a call without its braces, except `index`.
+std::string CallMembers(const std::string& id, const std::string& name, const std::string& arguments) {
+  return StrCat(R"("id":)", Quoted(id), R"(,"type":"function","function":{"name":)", Quoted(name), R"(,"arguments":)",
+                Quoted(arguments), "}");
+}
 
 std::string Array(const std::string& elements) { return StrCat("[", elements.empty() ? "" : elements.substr(1), "]"); }
 
@@ -49,13 +59,6 @@ Json TokenJson(const std::string& token, double logprob) {
   return {{"token", token},  // Dump replaces bytes that are not UTF-8
           {"logprob", std::isfinite(logprob) ? logprob : kLowestLogprob},
           {"bytes", BytesJson(token)}};
-}
-
-std::string ChatLogprob(const v1::TokenLogprob& token) {
-  Json json = TokenJson(token.token(), token.logprob());
-  json["top_logprobs"] = Json::array();
-  for (const v1::TopLogprob& top : token.top()) json["top_logprobs"].push_back(TokenJson(top.token(), top.logprob()));
-  return base::Dump(json);
 }
 
 // The alternatives and the token itself. If two tokens have the same text, the likelier one counts. The first token of
@@ -73,6 +76,17 @@ std::string TopLogprobs(const v1::TokenLogprob& token) {
 }
 
 }  // namespace
+
+std::string ChatLogprob(const v1::TokenLogprob& token) {
+  Json json = TokenJson(token.token(), token.logprob());
+  json["top_logprobs"] = Json::array();
+  for (const v1::TopLogprob& top : token.top()) json["top_logprobs"].push_back(TokenJson(top.token(), top.logprob()));
+  return base::Dump(json);
+}
+
+std::string FingerprintOf(const v1::GenerateStart& start) {
+  return StrCat("fp_", start.weights_digest().substr(0, kFingerprintDigits));
+}
 
 GenerateAnswer::GenerateAnswer(const GenerateCall& call, const std::string& request_id, absl::Time created)
     : call_(call),
@@ -125,6 +139,31 @@ std::string GenerateAnswer::Event(std::size_t index, const std::string& text, co
                 call_.include_usage ? R"(,"usage":null)" : "", "}\n\n");
 }
 
+std::string GenerateAnswer::DeltaEvents(std::size_t index, const v1::GenerateDelta& delta,
+                                        const std::string& logprobs) const {
+  std::vector<std::string> pieces;
+  if (!call_.chat) {
+    pieces.push_back(Quoted(delta.text()));
+  } else if (!delta.text().empty()) {
+    pieces.push_back(StrCat(R"({"content":)", Quoted(delta.text()), "}"));
+  }
+  // A malformed call stays unfinished: its text is the content, and finish_reason does not announce it.
+  for (const v1::ToolCallDelta& call : delta.tool_calls()) {
+    if (call.malformed()) continue;
+    const std::string begin = StrCat(R"({"tool_calls":[{"index":)", call.index(), ",");
+    if (!call.name().empty()) pieces.push_back(StrCat(begin, CallMembers(call.id(), call.name(), ""), "}]}"));
+    if (!call.arguments().empty())
+      pieces.push_back(StrCat(begin, R"("function":{"arguments":)", Quoted(call.arguments()), "}}]}"));
+  }
+  if (pieces.empty()) {  // text is held back, until its characters are complete or it is known to be no call
+    if (logprobs == "null") return "";
+    pieces.emplace_back(R"({"content":""})");
+  }
+  std::string events;
+  for (std::size_t i = 0; i < pieces.size(); ++i) events += Event(index, pieces[i], i == 0 ? logprobs : "null", "null");
+  return events;
+}
+
 // A chat's choice begins with its role.
 std::string GenerateAnswer::Begun(std::size_t index) {
   if (std::exchange(choices_[index].begun, true) || !call_.chat) return "";
@@ -135,7 +174,7 @@ std::string GenerateAnswer::Take(std::size_t prompt, const v1::GenerateReply& re
   const auto first = prompt * static_cast<std::size_t>(call_.n);
   switch (reply.event_case()) {
     case v1::GenerateReply::kStart: {
-      MakePrefix(StrCat("fp_", reply.start().weights_digest().substr(0, kFingerprintDigits)));
+      MakePrefix(FingerprintOf(reply.start()));
       prompt_tokens_ += reply.start().prompt_tokens();
       cached_tokens_ += reply.start().cached_tokens();
       std::string events;
@@ -165,14 +204,15 @@ std::string GenerateAnswer::Take(std::size_t prompt, const v1::GenerateReply& re
       for (const v1::TokenLogprob& token : delta.logprobs()) AddLogprob(token, choice, out);
       if (!call_.stream) {
         choice.text += delta.text();
+        messages::AddToolCalls(delta, choice.tool_calls);
+        for (const v1::ToolCallDelta& call : delta.tool_calls()) num_bytes_ += call.ByteSizeLong();
         num_bytes_ += delta.text().size() + 2 * (out.content.size() + out.top_logprobs.size() - before);
         return "";
       }
-      if (delta.text().empty() && delta.logprobs().empty()) return "";  // held back, until its characters are complete
+      if (!call_.chat && delta.text().empty() && delta.logprobs().empty()) return "";
       const std::size_t index = first + static_cast<std::size_t>(delta.index());
-      const std::string text = Quoted(delta.text());
-      const std::string logprobs = delta.logprobs().empty() ? "null" : LogprobsJson(piece);
-      return Begun(index) + Event(index, call_.chat ? StrCat(R"({"content":)", text, "}") : text, logprobs, "null");
+      const std::string events = DeltaEvents(index, delta, delta.logprobs().empty() ? "null" : LogprobsJson(piece));
+      return events.empty() ? "" : Begun(index) + events;
     }
     case v1::GenerateReply::kFinish: {
       const std::string reason = Quoted(call_.score_only ? "length" : NameOf(reply.finish().reason()));
@@ -188,22 +228,26 @@ std::string GenerateAnswer::Take(std::size_t prompt, const v1::GenerateReply& re
   }
 }
 
-std::string GenerateAnswer::LastEvents() const {
+std::string GenerateAnswer::LastEvents() {
   const std::string usage =
       call_.include_usage ? StrCat("data: ", prefix_, R"(,"choices":[],"usage":)", UsageJson(), "}\n\n") : "";
   return usage + "data: [DONE]\n\n";
 }
 
-std::string GenerateAnswer::Whole() const {
+std::string GenerateAnswer::Whole() {
   std::string choices;
   for (std::size_t i = 0; i < choices_.size(); ++i) {
     const Choice& choice = choices_[i];
-    const std::string text = Quoted(choice.text);
-    choices +=
-        StrCat(i == 0 ? "" : ",", R"({"index":)", i,
-               call_.chat ? StrCat(R"(,"message":{"role":"assistant","content":)", text, R"(,"refusal":null})")
-                          : StrCat(R"(,"text":)", text),
-               R"(,"logprobs":)", LogprobsJson(choice.logprobs), R"(,"finish_reason":)", choice.finish_reason, "}");
+    std::string calls;
+    for (const v1::ToolCall& call : choice.tool_calls)
+      calls += StrCat(",{", CallMembers(call.id(), call.name(), call.arguments()), "}");
+    const std::string text = choice.text.empty() && !calls.empty() ? "null" : Quoted(choice.text);
+    if (!calls.empty()) calls = StrCat(R"(,"tool_calls":)", Array(calls));
+    choices += StrCat(
+        i == 0 ? "" : ",", R"({"index":)", i,
+        call_.chat ? StrCat(R"(,"message":{"role":"assistant","content":)", text, R"(,"refusal":null)", calls, "}")
+                   : StrCat(R"(,"text":)", text),
+        R"(,"logprobs":)", LogprobsJson(choice.logprobs), R"(,"finish_reason":)", choice.finish_reason, "}");
   }
   return StrCat(prefix_, R"(,"choices":[)", choices, R"(],"usage":)", UsageJson(), "}");
 }

@@ -7,26 +7,28 @@
 
 #include "absl/time/time.h"
 #include "nibble/v1/inference_service.pb.h"
+#include "server/openai/answer_form.h"
 #include "server/openai/generate_request.h"
 
 namespace nibble::openai {
 
-// Takes the replies of the prompts' streams, each in order; replies of different prompts may alternate. Choice i of
-// prompt p has the index p * n + i. One thread at a time.
-class GenerateAnswer {
+// {"token", "logprob", "bytes", "top_logprobs"}: a token of a chat.
+std::string ChatLogprob(const v1::TokenLogprob& token);
+
+// "fp_" and the beginning of the digest of the weights.
+std::string FingerprintOf(const v1::GenerateStart& start);
+
+// Choice i of prompt p has the index p * n + i.
+class GenerateAnswer final : public AnswerForm {
  public:
   // `call` must outlive this object. `request_id` becomes a part of the answer's id.
   GenerateAnswer(const GenerateCall& call, const std::string& request_id, absl::Time created);
 
-  // For a stream, returns the events of this reply, or "". Otherwise collects the reply and returns "".
-  std::string Take(std::size_t prompt, const v1::GenerateReply& reply);
-  // Bytes collected so far, about as many as the answer will have.
-  std::size_t num_bytes() const { return num_bytes_; }
-
-  // Call one of these after the last reply of all prompts. The last events of a stream:
-  std::string LastEvents() const;
-  // The whole answer.
-  std::string Whole() const;
+  std::string Take(std::size_t prompt, const v1::GenerateReply& reply) override;
+  std::size_t num_bytes() const override { return num_bytes_; }
+  std::string LastEvents() override;
+  std::string Whole() override;
+  std::string ErrorEvents(const ApiError& error) override { return ToEvent(error); }
 
  private:
   // Logprobs as JSON: elements of arrays, each after a comma.
@@ -36,6 +38,7 @@ class GenerateAnswer {
   };
   struct Choice {
     std::string text;
+    google::protobuf::RepeatedPtrField<v1::ToolCall> tool_calls;
     Logprobs logprobs;
     std::int64_t num_characters = 0;  // of the tokens so far
     std::string finish_reason;
@@ -48,6 +51,8 @@ class GenerateAnswer {
   std::string LogprobsJson(const Logprobs& logprobs) const;
   std::string Event(std::size_t index, const std::string& text, const std::string& logprobs,
                     const std::string& finish_reason) const;
+  // The events of a piece of choice `index`.
+  std::string DeltaEvents(std::size_t index, const v1::GenerateDelta& delta, const std::string& logprobs) const;
   void MakePrefix(const std::string& fingerprint);
   std::string UsageJson() const;
 

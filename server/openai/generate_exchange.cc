@@ -11,6 +11,7 @@
 #include "server/base/strings.h"
 #include "server/openai/api_error.h"
 #include "server/openai/generate_answer.h"
+#include "server/openai/tool_fields.h"
 #include "server/openai/unary_exchange.h"
 
 namespace nibble::openai {
@@ -59,12 +60,14 @@ class PromptStream final : public grpc::ClientReadReactor<v1::GenerateReply> {
 class GenerateExchange : public std::enable_shared_from_this<GenerateExchange> {
  public:
   GenerateExchange(std::shared_ptr<Incoming> incoming, GenerateCall call, const Stubs& stubs,
-                   std::size_t max_answer_bytes)
+                   std::size_t max_answer_bytes, std::unique_ptr<AnswerForm> form)
       : incoming_(std::move(incoming)),
         call_(std::move(call)),
         stubs_(stubs),
         max_answer_bytes_(max_answer_bytes),
-        answer_(call_, incoming_->exchange->head().request_id, absl::Now()) {}
+        answer_(form != nullptr
+                    ? std::move(form)
+                    : std::make_unique<GenerateAnswer>(call_, incoming_->exchange->head().request_id, absl::Now())) {}
 
   void Begin() {
     if (call_.stream) {
@@ -96,15 +99,16 @@ class GenerateExchange : public std::enable_shared_from_this<GenerateExchange> {
     {
       base::MutexLock lock(mutex_);
       if (failed_) return true;
-      events = answer_.Take(prompt, reply);
-      too_large = answer_.num_bytes() > max_answer_bytes_;
+      events = answer_->Take(prompt, reply);
+      too_large = answer_->num_bytes() > max_answer_bytes_;
       if (!events.empty()) more = exchange().Write(events);  // under the lock: the order of events is that of replies
     }
     if (too_large) {
-      Fail(FromStatus(base::WithReason(
-          absl::ResourceExhaustedError(StrCat("the answer has more than ", max_answer_bytes_,
-                                              " bytes (--max_send_bytes); use stream, or request less")),
-          "MESSAGE_TOO_LARGE")));
+      Fail(
+          FromStatus(base::WithReason(absl::ResourceExhaustedError(StrCat(
+                                          "the answer has more than ", max_answer_bytes_, " bytes (--max_send_bytes); ",
+                                          call_.stream ? "" : "use stream, or ", "request less")),
+                                      "MESSAGE_TOO_LARGE")));
     }
     return more;
   }
@@ -123,10 +127,10 @@ class GenerateExchange : public std::enable_shared_from_this<GenerateExchange> {
     if (!last) return BeginMore();
     base::MutexLock lock(mutex_);
     if (call_.stream) {
-      exchange().Write(answer_.LastEvents());
+      exchange().Write(answer_->LastEvents());
       exchange().End();
     } else {
-      exchange().Answer(JsonReply(answer_.Whole()));
+      exchange().Answer(JsonReply(answer_->Whole()));
     }
   }
 
@@ -135,9 +139,16 @@ class GenerateExchange : public std::enable_shared_from_this<GenerateExchange> {
 
   std::string Rename(std::string_view field) const {
     if (field == "stopping.max_tokens") return call_.max_tokens_field;
+    const auto is = [field](const char* constraint) { return field == constraint; };
+    if (is("json_schema") || is("regex") || is("choice") || is("lark")) return call_.constraint_field;
     if (field == "output.logprobs" || field == "output.prompt_logprobs")
       return call_.chat ? "top_logprobs" : "logprobs";
-    return PlainField(field);
+    if (field == "required_tool" || field == "GenerateRequest.required_tool") return "tool_choice";
+    if (field == "Tool.strict") return "tools";
+    const std::string name = PlainField(field);
+    // An index would be that of another message in a field with another name.
+    if (name.starts_with("messages") && call_.messages_field != "messages") return call_.messages_field;
+    return call_.messages_field == "messages" ? FunctionField(name) : name;
   }
 
   void BeginMore() {
@@ -166,14 +177,16 @@ class GenerateExchange : public std::enable_shared_from_this<GenerateExchange> {
     ForEachStream(&PromptStream::Cancel);
   }
 
-  void Fail(ApiError error) {
+  void Fail(const ApiError& error) {
+    std::string events;
     {
       base::MutexLock lock(mutex_);
       if (std::exchange(failed_, true)) return;
+      if (call_.stream) events = answer_->ErrorEvents(error);
     }
     http::Reply reply = ToReply(error);
     if (call_.stream) {
-      exchange().Fail(std::move(reply), ToEvent(error));
+      exchange().Fail(std::move(reply), events);
     } else {
       exchange().Answer(std::move(reply));
     }
@@ -186,7 +199,7 @@ class GenerateExchange : public std::enable_shared_from_this<GenerateExchange> {
   const std::size_t max_answer_bytes_;
 
   base::Mutex mutex_;
-  GenerateAnswer answer_ ABSL_GUARDED_BY(mutex_);
+  const std::unique_ptr<AnswerForm> answer_ ABSL_PT_GUARDED_BY(mutex_);
   std::list<PromptStream*> running_ ABSL_GUARDED_BY(mutex_);
   std::size_t next_ ABSL_GUARDED_BY(mutex_) = 0;  // prompt to begin next
   std::size_t num_ended_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -222,8 +235,9 @@ void PromptStream::OnDone(const grpc::Status& status) {
 }  // namespace
 
 void RunGenerate(std::shared_ptr<Incoming> incoming, GenerateCall call, const Stubs& stubs,
-                 std::size_t max_answer_bytes) {
-  std::make_shared<GenerateExchange>(std::move(incoming), std::move(call), stubs, max_answer_bytes)->Begin();
+                 std::size_t max_answer_bytes, std::unique_ptr<AnswerForm> form) {
+  std::make_shared<GenerateExchange>(std::move(incoming), std::move(call), stubs, max_answer_bytes, std::move(form))
+      ->Begin();
 }
 
 }  // namespace nibble::openai

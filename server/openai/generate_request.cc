@@ -8,8 +8,9 @@
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
-#include "server/openai/json_fields.h"
+#include "server/openai/constraint_fields.h"
 #include "server/openai/sampling_fields.h"
+#include "server/openai/tool_fields.h"
 
 namespace nibble::openai {
 
@@ -67,37 +68,21 @@ void ReadOtherFields(JsonFields& fields) {
 
 void ReadStream(JsonFields& fields, GenerateCall& call) {
   call.stream = fields.Bool("stream").value_or(false);
-  const Json* options = fields.Any("stream_options");
-  if (options == nullptr) return;
-  if (!call.stream) return fields.Fail("stream_options", "is only allowed with stream");
-  JsonFields read(*options, "stream_options.");
-  call.include_usage = read.Bool("include_usage").value_or(false);
-  read.Neutral("include_obfuscation", false);
-  if (const absl::Status status = read.Finish(); !status.ok()) {
-    // FieldError repeats the name.
-    const std::string message(status.message());
-    fields.Fail("stream_options", message.substr(message.find(": ") + 2));
-  }
+  if (fields.Any("stream_options") != nullptr && !call.stream)
+    return fields.Fail("stream_options", "is only allowed with stream");
+  fields.Object("stream_options", [&](JsonFields& options) {
+    call.include_usage = options.Bool("include_usage").value_or(false);
+    options.Neutral("include_obfuscation", false);
+  });
 }
 
 // What all prompts of a request share.
 v1::GenerateRequest ReadCommon(JsonFields& fields, GenerateCall& call) {
-  v1::GenerateRequest request;
-  call.model = fields.String("model").value_or("");
-  if (call.model.empty()) fields.Fail("model", "is missing or empty, wanted the name of a model");
-  if (call.model.size() > kMaxModelBytes) {
-    fields.Fail("model", StrCat("has ", call.model.size(), " bytes, wanted at most ", kMaxModelBytes));
-    call.model.clear();
-  }
-  request.set_model(call.model);
-  ReadSampling(fields, *request.mutable_sampling());
-  ReadStopping(fields, *request.mutable_stopping());
+  v1::GenerateRequest request = ReadModelRequest(fields, call);
   ReadStream(fields, call);
   ReadOtherFields(fields);
-  if (const auto skip = fields.Bool("skip_special_tokens"))
-    request.mutable_output()->set_include_special_tokens(!*skip);
-  if (const auto value = Int32(fields, "priority")) request.set_priority(*value);
-  call.n = request.sampling().has_n() ? request.sampling().n() : 1;
+  if (call.chat) call.constraint_field = ReadResponseFormat(fields, request);
+  call.constraint_field = ReadStructuredOutputs(fields, std::move(call.constraint_field), request);
   return request;
 }
 
@@ -122,14 +107,6 @@ absl::Status AddPrompts(const Json& prompt, const v1::GenerateRequest& common, s
   return absl::OkStatus();
 }
 
-// `minimum`: 0 where a request may ask for no token.
-void ReadMaxTokens(JsonFields& fields, const char* name, int minimum, v1::Stopping& stopping) {
-  const auto tokens = Int32(fields, name);
-  if (!tokens.has_value()) return;
-  if (*tokens < minimum) return fields.Fail(name, StrCat("is ", *tokens, ", wanted at least ", minimum));
-  stopping.set_max_tokens(*tokens);
-}
-
 // The text of a message: a string, or an array of parts of type "text".
 absl::StatusOr<std::string> TextOf(const Json& content, const std::string& path) {
   if (content.is_string()) return content.get<std::string>();
@@ -150,6 +127,31 @@ absl::StatusOr<std::string> TextOf(const Json& content, const std::string& path)
 
 }  // namespace
 
+v1::GenerateRequest ReadModelRequest(JsonFields& fields, GenerateCall& call) {
+  v1::GenerateRequest request;
+  call.model = fields.String("model").value_or("");
+  if (call.model.empty()) fields.Fail("model", "is missing or empty, wanted the name of a model");
+  if (call.model.size() > kMaxModelBytes) {
+    fields.Fail("model", StrCat("has ", call.model.size(), " bytes, wanted at most ", kMaxModelBytes));
+    call.model.clear();
+  }
+  request.set_model(call.model);
+  ReadSampling(fields, *request.mutable_sampling());
+  ReadStopping(fields, *request.mutable_stopping());
+  if (const auto skip = fields.Bool("skip_special_tokens"))
+    request.mutable_output()->set_include_special_tokens(!*skip);
+  if (const auto value = Int32(fields, "priority")) request.set_priority(*value);
+  call.n = request.sampling().has_n() ? request.sampling().n() : 1;
+  return request;
+}
+
+void ReadMaxTokens(JsonFields& fields, const char* name, int minimum, v1::Stopping& stopping) {
+  const auto tokens = Int32(fields, name);
+  if (!tokens.has_value()) return;
+  if (*tokens < minimum) return fields.Fail(name, StrCat("is ", *tokens, ", wanted at least ", minimum));
+  stopping.set_max_tokens(*tokens);
+}
+
 absl::StatusOr<v1::ChatInput> ParseMessages(const Json& messages, std::string_view path) {
   v1::ChatInput chat;
   if (!messages.is_array() || messages.empty()) return FieldError(path, "wanted an array of at least one message");
@@ -160,15 +162,21 @@ absl::StatusOr<v1::ChatInput> ParseMessages(const Json& messages, std::string_vi
     if (role.empty()) fields.Fail("role", "wanted a role such as \"user\"");
     if (role == "developer") role = "system";  // models' templates know only the older name
     const Json* content = fields.Any("content");
-    fields.Ignore("name");
-    for (const char* name : {"tool_calls", "function_call", "audio", "refusal", "tool_call_id"})
-      fields.Unsupported(name);
-    NIBBLE_RETURN_IF_ERROR(fields.Finish());
-    if (content == nullptr) return FieldError(StrCat(at, "content"), "wanted a string or an array");
-    NIBBLE_ASSIGN_OR_RETURN(std::string text, TextOf(*content, StrCat(at, "content")));
+    const Json* calls = fields.Any("tool_calls");
     v1::ChatMessage& message = *chat.add_messages();
+    message.set_name(fields.String("name").value_or(""));
+    message.set_tool_call_id(fields.String("tool_call_id").value_or(""));
+    for (const char* name : {"function_call", "audio", "refusal", "annotations"}) fields.Unsupported(name);
+    NIBBLE_RETURN_IF_ERROR(fields.Finish());
+    if (calls != nullptr) {
+      NIBBLE_RETURN_IF_ERROR(ParseToolCalls(*calls, StrCat(at, "tool_calls"), *message.mutable_tool_calls()));
+    }
+    if (content != nullptr) {
+      NIBBLE_ASSIGN_OR_RETURN(*message.mutable_content(), TextOf(*content, StrCat(at, "content")));
+    } else if (message.tool_calls().empty()) {
+      return FieldError(StrCat(at, "content"), "wanted a string or an array");
+    }
     message.set_role(std::move(role));
-    message.set_content(std::move(text));
   }
   return chat;
 }
@@ -218,12 +226,12 @@ absl::StatusOr<GenerateCall> ParseChat(const Json& body) {
     call.logprobs = top.value_or(0);
     request.mutable_output()->set_logprobs(*call.logprobs);
   }
-  for (const char* name : {"tools", "functions", "function_call", "audio", "prediction", "web_search_options"})
+  for (const char* name : {"functions", "function_call", "audio", "prediction", "web_search_options"})
     fields.Unsupported(name);
-  fields.Neutral("tool_choice", "none");
-  fields.Neutral("parallel_tool_calls", true);
+  const Json* tools = fields.Any("tools");
+  const Json* tool_choice = fields.Any("tool_choice");
+  if (const auto parallel = fields.Bool("parallel_tool_calls")) request.set_parallel_tool_calls(*parallel);
   fields.Neutral("modalities", {"text"});
-  fields.Neutral("response_format", {{"type", "text"}});
   fields.Neutral("reasoning_effort", "none");
   fields.Neutral("verbosity", "medium");
   if (const auto generate = fields.Bool("add_generation_prompt"))
@@ -233,6 +241,8 @@ absl::StatusOr<GenerateCall> ParseChat(const Json& body) {
   NIBBLE_RETURN_IF_ERROR(fields.Finish());
   NIBBLE_ASSIGN_OR_RETURN(v1::ChatInput chat, ParseMessages(*messages, "messages"));
   request.mutable_chat()->mutable_messages()->Swap(chat.mutable_messages());
+  if (tools != nullptr) NIBBLE_RETURN_IF_ERROR(ParseTools(*tools, "tools", *request.mutable_chat()->mutable_tools()));
+  if (tool_choice != nullptr) NIBBLE_RETURN_IF_ERROR(ParseToolChoice(*tool_choice, "tool_choice", request));
   call.prompts.push_back(std::move(request));
   return call;
 }

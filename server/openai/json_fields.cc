@@ -39,6 +39,10 @@ void JsonFields::Fail(std::string_view name, std::string_view message) {
   if (status_.ok()) status_ = base::FieldError(StrCat(path_, name), message);
 }
 
+void JsonFields::FailWith(const absl::Status& status) {
+  if (status_.ok()) status_ = status;
+}
+
 void JsonFields::WrongType(std::string_view name, const Json& value, const char* wanted) {
   Fail(name, StrCat("is ", TypeName(value), ", wanted ", wanted));
 }
@@ -96,6 +100,15 @@ const Json* JsonFields::Array(std::string_view name) {
   if (value == nullptr || value->is_array()) return value;
   WrongType(name, *value, "an array");
   return nullptr;
+}
+
+void JsonFields::Object(std::string_view name, const std::function<void(JsonFields&)>& read) {
+  const Json* value = Any(name);
+  if (value == nullptr) return;
+  JsonFields fields(*value, StrCat(path_, name, "."));
+  read(fields);
+  const absl::Status status = fields.Finish();
+  if (status_.ok()) status_ = status;
 }
 
 void JsonFields::Neutral(std::string_view name, const Json& value) {

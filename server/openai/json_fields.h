@@ -1,6 +1,7 @@
 // Reads the fields of a JSON object of a request, and refuses the fields that were not read.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -27,6 +28,8 @@ class JsonFields {
   const base::Json* Any(std::string_view name);
   // An array; nullptr also for a value of another type.
   const base::Json* Array(std::string_view name);
+  // Reads the fields of an object with `read`. A null or absent object has no fields and is not read.
+  void Object(std::string_view name, const std::function<void(JsonFields&)>& read);
 
   // A field without effect here: any value is accepted.
   void Ignore(std::string_view name) { Any(name); }
@@ -37,6 +40,8 @@ class JsonFields {
 
   // Records an error about a field that has been read.
   void Fail(std::string_view name, std::string_view message);
+  // Records the error of a reader of a part, whose message names the field.
+  void FailWith(const absl::Status& status);
   bool failed() const { return !status_.ok(); }
   // The first error: InvalidArgument (FIELD_VIOLATION). Without one, refuses the first field that was not read.
   absl::Status Finish();

@@ -73,6 +73,12 @@ std::optional<std::int64_t> QueryFields::Int(std::string_view name, std::int64_t
   return std::nullopt;
 }
 
+bool QueryFields::Ascending() {
+  const std::string order = Text("order").value_or("desc");
+  if (order != "asc" && order != "desc") Fail("order", StrCat("is \"", order, "\", wanted \"asc\" or \"desc\""));
+  return order == "asc";
+}
+
 std::map<std::string, std::string> QueryFields::Map(std::string_view name) {
   known_.push_back(StrCat(name, "[KEY]"));
   std::map<std::string, std::string> found;

@@ -20,6 +20,8 @@ class QueryFields {
 
   std::optional<std::string> Text(std::string_view name);
   std::optional<std::int64_t> Int(std::string_view name, std::int64_t min, std::int64_t max);
+  // `order`: "asc" or "desc", the default. True: ascending.
+  bool Ascending();
   // The parameters NAME[key]=value.
   std::map<std::string, std::string> Map(std::string_view name);
 

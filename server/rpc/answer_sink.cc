@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "server/rpc/answer_size.h"
+#include "server/rpc/chat_tools.h"
 #include "server/rpc/status.h"
 
 namespace nibble::rpc {
@@ -69,7 +70,11 @@ void AnswerSink::OnDelta(int index, std::string_view text, std::span<const serve
   v1::GenerateReply reply;
   auto* delta = reply.mutable_delta();
   delta->set_index(index);
-  delta->set_text(text.data(), text.size());
+  if (context_.options.tools.has_value()) {
+    SetText(parsers_.try_emplace(index, *context_.options.tools).first->second.Push(text), *delta);
+  } else {
+    delta->set_text(text.data(), text.size());
+  }
   for (const serve::TokenLogprob& token : tokens) {
     last_token_[index] = token.token;
     delta->add_token_ids(token.token);
@@ -80,12 +85,36 @@ void AnswerSink::OnDelta(int index, std::string_view text, std::span<const serve
   Emit(reply);
 }
 
+void AnswerSink::SetText(text::ToolParser::Result text, v1::GenerateDelta& delta) {
+  SetToolCalls(std::move(text), context_.options.tools->format, delta);
+  const std::string all = delta.text();
+  std::string_view left = all;
+  for (std::string_view piece = left;; left.remove_prefix(piece.size())) {
+    piece = FirstPiece(left, context_.environment.max_send_bytes);
+    if (piece.size() == left.size()) break;
+    v1::GenerateReply reply;
+    reply.mutable_delta()->set_index(delta.index());
+    reply.mutable_delta()->set_text(piece.data(), piece.size());
+    Emit(reply);
+  }
+  if (left.size() < all.size()) delta.set_text(left.data(), left.size());
+}
+
 void AnswerSink::OnOutputEnd(const serve::OutputEnd& ended) {
   BeginOutputs();
+  bool calls_tools = false;
+  if (const auto parser = parsers_.find(ended.index); parser != parsers_.end()) {
+    v1::GenerateReply rest;
+    rest.mutable_delta()->set_index(ended.index);
+    SetText(parser->second.Finish(), *rest.mutable_delta());
+    if (!rest.delta().text().empty() || !rest.delta().tool_calls().empty()) Emit(rest);
+    calls_tools = parser->second.num_calls() > 0 &&
+                  (ended.reason == serve::FinishReason::kEos || ended.reason == serve::FinishReason::kStop);
+  }
   v1::GenerateReply reply;
   auto* end = reply.mutable_finish();
   end->set_index(ended.index);
-  end->set_reason(ToProto(ended.reason));
+  end->set_reason(calls_tools ? v1::FINISH_REASON_TOOL_CALLS : ToProto(ended.reason));
   // `matched` stays empty for an end token, even if its text completes a stop string.
   if (ended.reason == serve::FinishReason::kStop) {
     end->set_matched(ended.matched_stop);

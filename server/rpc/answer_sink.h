@@ -61,14 +61,18 @@ class AnswerSink : public serve::ResponseSink {
   void Begin();
   void BeginOutputs();
   void LetGo();
+  // Sets the text of `delta`, and the calls in it. Sends all of a text that is too large for one message, except its
+  // last piece, in messages of their own.
+  void SetText(text::ToolParser::Result text, v1::GenerateDelta& delta);
 
   AnswerContext context_;
   v1::GenerateReply start_;
-  bool started_ = false;                    // by the engine
-  bool begun_ = false;                      // the start message was sent
-  bool echoed_ = false;                     // the echo was sent
-  std::int32_t scored_ = 0;                 // prompt tokens whose logprobs were sent
-  std::map<int, std::int32_t> last_token_;  // by output
+  bool started_ = false;                     // by the engine
+  bool begun_ = false;                       // the start message was sent
+  bool echoed_ = false;                      // the echo was sent
+  std::int32_t scored_ = 0;                  // prompt tokens whose logprobs were sent
+  std::map<int, std::int32_t> last_token_;   // by output
+  std::map<int, text::ToolParser> parsers_;  // by output, with tools
 };
 
 }  // namespace nibble::rpc

@@ -7,6 +7,7 @@
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/rpc/chat_tools.h"
 #include "server/rpc/model_name.h"
 #include "server/rpc/status.h"
 #include "server/rpc/time.h"
@@ -30,15 +31,6 @@ constexpr double kMaxRepetitionPenalty = 1000;  // keeps divided and multiplied 
 absl::Status CheckRange(const char* field, double value, double low, double high) {
   if (std::isfinite(value) && value >= low && value <= high) return absl::OkStatus();
   return FieldError(field, StrCat("is ", value, ", wanted ", low, " to ", high));
-}
-
-absl::Status CheckConstraint(const v1::GenerateRequest& request) {
-  if (request.constraint_case() != v1::GenerateRequest::CONSTRAINT_NOT_SET) {
-    return Unimplemented(request.has_json_schema() ? "GenerateRequest.json_schema"
-                         : request.has_regex()     ? "GenerateRequest.regex"
-                                                   : "GenerateRequest.choice");
-  }
-  return absl::OkStatus();
 }
 
 absl::Status TakePenalties(const v1::Sampling& sampling, serve::Penalties& out) {
@@ -146,8 +138,15 @@ absl::StatusOr<GenerateOptions> FromProto(const v1::GenerateRequest& request, bo
     return FieldError("input", "is not set, wanted text, token_ids or chat");
   }
   if (chat && !request.has_chat()) return FieldError("chat", "is not set, wanted a conversation");
-  NIBBLE_RETURN_IF_ERROR(CheckConstraint(request));
+  NIBBLE_RETURN_IF_ERROR(CheckTools(request.chat()));
+  NIBBLE_RETURN_IF_ERROR(CheckToolChoice(request));
   GenerateOptions out;
+  NIBBLE_ASSIGN_OR_RETURN(out.constraint, ConstraintOf(request));
+  if (!request.chat().tools().empty() && request.tool_choice() != v1::TOOL_CHOICE_NONE) {
+    out.tools.emplace();
+    for (const v1::Tool& tool : request.chat().tools()) out.tools->names.push_back(tool.name());
+    out.tools->parallel = !request.has_parallel_tool_calls() || request.parallel_tool_calls();
+  }
   NIBBLE_RETURN_IF_ERROR(TakeSampling(request.sampling(), out));
   NIBBLE_RETURN_IF_ERROR(
       TakeStopping(request.stopping(), chat ? kChatMaxTokens : kGenerateMaxTokens, out.request.stopping));
@@ -202,16 +201,31 @@ absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextA
                             {{"field", "chat_template"}});
   }
   NIBBLE_RETURN_IF_ERROR(CheckTextBytes("chat", ChatBytes(chat), max_bytes));
-  std::vector<text::ChatMessage> messages;
-  messages.reserve(static_cast<std::size_t>(chat.messages_size()));
-  for (const v1::ChatMessage& message : chat.messages()) messages.push_back({message.role(), message.content()});
+  NIBBLE_RETURN_IF_ERROR(CheckTools(chat));
+  const bool calls = HasToolCalls(chat), tools = !chat.tools().empty() || calls;
+  if (tools && !assets.tool_format.ok()) {
+    const char* field = calls && chat.tools().empty() ? "chat.messages.tool_calls" : "chat.tools";
+    return base::WithReason(
+        absl::InvalidArgumentError(StrCat(field, ": ", base::ToStd(assets.tool_format.status().message()))),
+        "TEMPLATE_ERROR", {{"field", field}});
+  }
   text::RenderOptions options;
   options.add_generation_prompt = !chat.has_add_generation_prompt() || chat.add_generation_prompt();
-  auto rendered = assets.chat_template->Render(messages, options);
+  options.tools_json = ToolsJson(chat);
+  auto rendered = (tools ? assets.tool_template : assets.chat_template)->RenderJson(MessagesJson(chat), options);
   if (rendered.ok()) return rendered;
   return base::WithReason(
       absl::Status(rendered.status().code(), StrCat("chat template: ", base::ToStd(rendered.status().message()))),
       "TEMPLATE_ERROR", {{"field", "chat.messages"}});
+}
+
+void UseToolFormat(const model::TextAssets& text, GenerateOptions& options) {
+  if (!options.tools.has_value() || !text.tool_format.ok()) return;
+  options.tools->format = *text.tool_format;
+  for (const std::string_view marker : text::MarkersOf(*text.tool_format)) {
+    const auto id = text.tokenizer->TokenId(marker);
+    if (id.has_value()) options.request.shown_special_tokens.push_back(*id);
+  }
 }
 
 absl::StatusOr<std::vector<std::int32_t>> EncodeText(const std::string& text, bool add_special_tokens,

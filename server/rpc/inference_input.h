@@ -9,9 +9,11 @@
 #include "absl/status/statusor.h"
 #include "nibble/v1/inference_service.pb.h"
 #include "server/model/text_assets.h"
+#include "server/rpc/constraint.h"
 #include "server/serve/request.h"
 #include "server/text/prompt_length.h"
 #include "server/text/token_bytes.h"
+#include "server/text/tool_parser.h"
 
 namespace nibble::rpc {
 
@@ -21,14 +23,17 @@ inline constexpr std::int64_t kChatMaxTokens = 256;
 
 // The engine's request, and the options of a GenerateRequest that the engine does not see.
 struct GenerateOptions {
-  serve::Request request;  // without prompt, deadline and cancel
+  serve::Request request;  // without prompt, grammar, deadline and cancel
   std::int64_t seed = 0;   // the seed in use; 0 for greedy
   bool logprobs = false;
   std::int64_t num_logprobs = 0;
   bool prompt_logprobs = false;
   std::int64_t num_prompt_logprobs = 0;
   bool echo = false;
+  // If the answer may have calls of tools; UseToolFormat sets the format.
+  std::optional<text::ToolParser::Options> tools;
   std::optional<absl::Duration> queue_timeout;
+  std::optional<Constraint> constraint;
 };
 
 // `chat`: the method is Chat, which requires a chat and has its own default of max_tokens. Errors: Unimplemented names
@@ -54,9 +59,14 @@ std::size_t TextBytes(const Request& request) {
 }
 
 // The conversation as the model's template renders it. Errors: InvalidArgument TEMPLATE_ERROR (field chat.messages: the
-// template fails on the messages; field chat_template: the model has none) | PROMPT_TOO_LONG (ChatBytes exceed
-// `max_bytes`) | FIELD_VIOLATION (no messages).
+// template fails on the messages; field chat_template: the model has none; field chat.tools or
+// chat.messages.tool_calls: it does not support tools) | PROMPT_TOO_LONG (ChatBytes exceed `max_bytes`) |
+// FIELD_VIOLATION (no messages; a field of a tool or a call).
 absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextAssets& text, std::size_t max_bytes);
+
+// Prepares a request whose chat was rendered for calls of tools, if it has tools: sets their format, and shows the
+// special tokens that mark them.
+void UseToolFormat(const model::TextAssets& text, GenerateOptions& options);
 
 // Renders the request's chat; "" if the request has none.
 template <typename Request>

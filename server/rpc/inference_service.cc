@@ -10,6 +10,7 @@
 #include "server/base/queue_full.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/messages/tool_calls.h"
 #include "server/rpc/answer_sink.h"
 #include "server/rpc/answer_size.h"
 #include "server/rpc/embed.h"
@@ -107,6 +108,7 @@ absl::Status Submit(CallEnvironment& environment, const Call& call, const v1::Ge
   auto entry = std::move(validated.entry);
   NIBBLE_RETURN_IF_ERROR(call.StillWanted(validated.deadline));
   GenerateOptions& options = validated.options;
+  UseToolFormat(resident->text, options);
   std::string echo;
   NIBBLE_ASSIGN_OR_RETURN(auto prompt, PromptOf(proto, std::move(rendered), resident->text,
                                                 {.max_tokens = resident->engine->max_context(),
@@ -115,6 +117,12 @@ absl::Status Submit(CallEnvironment& environment, const Call& call, const v1::Ge
                                                 options.echo ? &echo : nullptr));
   NIBBLE_RETURN_IF_ERROR(CheckSize(environment, *resident, instead, echo.size(), options, prompt.size()));
   serve::Request request = options.request;
+  if (options.constraint.has_value()) {
+    request.grammar_field = options.constraint->field;
+    NIBBLE_ASSIGN_OR_RETURN(request.grammar, resident->engine->grammars().Compile(options.constraint->source,
+                                                                                  options.constraint->field));
+    NIBBLE_RETURN_IF_ERROR(call.StillWanted(validated.deadline));
+  }
   request.prompt = prompt;
   request.prompt_field = InputField(proto);
   request.principal = auth::FairnessKey(call.principal());
@@ -132,6 +140,14 @@ absl::Status Submit(CallEnvironment& environment, const Call& call, const v1::Ge
                                                                    .echo_text = std::move(echo),
                                                                    .prompt = std::move(prompt),
                                                                    .entry = std::move(entry)}));
+}
+
+// Adds the constraint of the request's tools. Returns whether the constraint must be compiled first, which may take
+// seconds.
+bool MustCompile(ValidatedRequest& validated, const v1::GenerateRequest& proto, const serve::Resident& resident) {
+  auto& constraint = validated.options.constraint;
+  if (!constraint.has_value()) constraint = ToolConstraint(proto, resident.text);
+  return constraint.has_value() && !resident.engine->grammars().Has(constraint->source);
 }
 
 // Lets an abort end the wait for a load too.
@@ -163,6 +179,7 @@ class UnarySink final : public AnswerSink {
       case v1::GenerateReply::kDelta: {
         v1::GenerateOutput& output = Output(reply.delta().index());
         output.mutable_text()->append(reply.delta().text());
+        messages::AddToolCalls(reply.delta(), *output.mutable_tool_calls());
         output.mutable_token_ids()->MergeFrom(reply.delta().token_ids());
         output.mutable_logprobs()->MergeFrom(reply.delta().logprobs());
         return;
@@ -247,8 +264,8 @@ void InferenceService::OnTextThread(const Call& call, absl::Duration deadline, s
 
 template <typename Request>
 void InferenceService::Encode(const Call& call, absl::Duration deadline, const Request& request,
-                              const model::TextAssets& assets, Encoding encode, const Failed& failed) {
-  if (TextBytes(request) > text::kLargeTextBytes) {
+                              const model::TextAssets& assets, Encoding encode, const Failed& failed, bool slow) {
+  if (slow || TextBytes(request) > text::kLargeTextBytes) {
     const auto render_and_encode = [this, &request, &assets, encode = std::move(encode)]() -> absl::Status {
       NIBBLE_ASSIGN_OR_RETURN(std::string rendered, Rendered(request, assets, environment_.max_prompt_bytes));
       return encode(std::move(rendered));
@@ -314,7 +331,8 @@ grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerCo
                                   return std::make_shared<UnarySink>(std::move(answer), call, response);
                                 });
                 };
-                Encode(call->call(), validated->deadline, *request, (*loaded)->text, submit, failed);
+                Encode(call->call(), validated->deadline, *request, (*loaded)->text, submit, failed,
+                       MustCompile(*validated, *request, **loaded));
               });
   };
   return UnaryAsync(environment_, environment_.workers, context, method, start, environment_.generate_deadline);
@@ -351,7 +369,8 @@ grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::Call
                   return Submit(environment_, stream->call(), *copy, std::move(rendered), *validated, resident,
                                 /*instead=*/nullptr, make_sink);
                 };
-                Encode(stream->call(), validated->deadline, *copy, (*loaded)->text, submit, failed);
+                Encode(stream->call(), validated->deadline, *copy, (*loaded)->text, submit, failed,
+                       MustCompile(*validated, *copy, **loaded));
               });
     return absl::OkStatus();
   };
@@ -452,6 +471,17 @@ grpc::ServerUnaryReactor* InferenceService::RenderTemplate(grpc::CallbackServerC
     return rpc::RenderTemplate(std::move(rendered), model, BoundsOf(call), response);
   };
   return WithText(context, "nibble.v1.InferenceService/RenderTemplate", "RenderTemplateRequest.model", request, body);
+}
+
+grpc::ServerUnaryReactor* InferenceService::GetTokenizerConfig(grpc::CallbackServerContext* context,
+                                                               const v1::GetTokenizerConfigRequest* request,
+                                                               v1::GetTokenizerConfigResponse* response) {
+  return UnaryOnWorker(environment_, context, "nibble.v1.InferenceService/GetTokenizerConfig",
+                       [=, this](const Call& call) -> absl::Status {
+                         NIBBLE_RETURN_IF_ERROR(CheckModelName("GetTokenizerConfigRequest.model", request->model()));
+                         NIBBLE_ASSIGN_OR_RETURN(const auto model, texts_.Get(request->model()));
+                         return rpc::GetTokenizerConfig(*model, BoundsOf(call), response);
+                       });
 }
 
 grpc::ServerUnaryReactor* InferenceService::Embed(grpc::CallbackServerContext* context, const v1::EmbedRequest* request,

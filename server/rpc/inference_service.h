@@ -39,6 +39,8 @@ class InferenceService : public v1::InferenceService::CallbackService {
                                        v1::DetokenizeResponse*) override;
   grpc::ServerUnaryReactor* RenderTemplate(grpc::CallbackServerContext*, const v1::RenderTemplateRequest*,
                                            v1::RenderTemplateResponse*) override;
+  grpc::ServerUnaryReactor* GetTokenizerConfig(grpc::CallbackServerContext*, const v1::GetTokenizerConfigRequest*,
+                                               v1::GetTokenizerConfigResponse*) override;
   grpc::ServerUnaryReactor* Embed(grpc::CallbackServerContext*, const v1::EmbedRequest*, v1::EmbedResponse*) override;
   grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext*, const v1::AbortRequest*, v1::AbortResponse*) override;
 
@@ -52,13 +54,14 @@ class InferenceService : public v1::InferenceService::CallbackService {
   using Encoding = std::function<absl::Status(std::string rendered)>;
   using Failed = std::function<void(const absl::Status&)>;
 
-  // Renders the request's chat, if it has one, and runs `encode`: in place if the text is small, otherwise on the one
-  // thread for large texts, so that they are encoded one at a time and other calls keep their workers. The first error
+  // Renders the request's chat, if it has one, and runs `encode`: in place if the text is small and `encode` is not
+  // `slow`, otherwise on the one thread for large texts, so that they are encoded one at a time and other calls keep
+  // their workers. The first error
   // goes to `failed`: from Render, from `encode`, ResourceExhausted (QUEUE_FULL), or from Call::StillWanted when the
   // text's turn comes. The referenced objects must live until `encode` or `failed` has run.
   template <typename Request>
   void Encode(const Call& call, absl::Duration deadline, const Request& request, const model::TextAssets& assets,
-              Encoding encode, const Failed& failed);
+              Encoding encode, const Failed& failed, bool slow = false);
   void OnTextThread(const Call& call, absl::Duration deadline, std::function<absl::Status()> work, Failed failed);
   // For a method that needs a model's tokenizer but not its weights: runs body(call, model, rendered).
   template <typename Request, typename Body>

@@ -105,4 +105,12 @@ absl::Status RenderTemplate(std::string rendered, const registry::ModelText& mod
   return CheckBytes(response->ByteSizeLong(), bounds);
 }
 
+absl::Status GetTokenizerConfig(const registry::ModelText& model, const AnswerBounds& bounds,
+                                v1::GetTokenizerConfigResponse* response) {
+  response->set_config_json(model.assets.tokenizer_config);
+  response->set_chat_template(model.assets.template_source);
+  response->set_num_tokens(static_cast<std::int32_t>(model.assets.tokenizer->vocab_size()));
+  return CheckBytes(response->ByteSizeLong(), bounds);
+}
+
 }  // namespace nibble::rpc

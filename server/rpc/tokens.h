@@ -21,7 +21,7 @@ struct AnswerBounds {
   std::size_t max_text_bytes = std::numeric_limits<std::size_t>::max();  // of a text to encode
 };
 
-// `rendered`: the result of Rendered (inference_input.h). Errors of all three functions: Cancelled; ResourceExhausted
+// `rendered`: the result of Rendered (inference_input.h). Errors of all functions: Cancelled; ResourceExhausted
 // (MESSAGE_TOO_LARGE) as soon as the answer is known not to fit. Tokenize and RenderTemplate: also those of
 // text::EncodePrompt. Tokenize: also InvalidArgument (FIELD_VIOLATION) if the request has no input.
 absl::Status Tokenize(const v1::TokenizeRequest& request, const std::string& rendered, const registry::ModelText& model,
@@ -31,5 +31,7 @@ absl::Status Detokenize(const v1::DetokenizeRequest& request, const registry::Mo
                         const AnswerBounds& bounds, v1::DetokenizeResponse* response);
 absl::Status RenderTemplate(std::string rendered, const registry::ModelText& model, const AnswerBounds& bounds,
                             v1::RenderTemplateResponse* response);
+absl::Status GetTokenizerConfig(const registry::ModelText& model, const AnswerBounds& bounds,
+                                v1::GetTokenizerConfigResponse* response);
 
 }  // namespace nibble::rpc

@@ -45,7 +45,8 @@ Engine::Engine(std::shared_ptr<const model::LoadedModel> model, std::shared_ptr<
       options_(options),
       stream_(stream),
       clock_(clock),
-      max_context_(std::min(options.max_context, model_->max_positions())) {
+      max_context_(std::min(options.max_context, model_->max_positions())),
+      grammars_(tokenizer_, model_->config().vocab_size, model_->config().eos_token_ids) {
   const auto share = [](std::int64_t own, std::int64_t all, std::int64_t quarters) {
     return own > 0 ? std::min(own, all) : std::max<std::int64_t>(1, all * quarters / 4);
   };
@@ -104,6 +105,14 @@ absl::Status Engine::Check(const Request& request) const {
   }
   for (const std::string& stop : request.stopping.strings) {
     if (stop.empty()) return base::FieldError("stopping.stop", "holds an empty string");
+  }
+  if (request.grammar != nullptr) {
+    // The grammar alone decides when a text may end.
+    const char* field = request.stopping.min_tokens > 0 ? "stopping.min_tokens"
+                        : request.stopping.ignore_eos   ? "stopping.ignore_eos"
+                                                        : nullptr;
+    if (field != nullptr)
+      return base::FieldError(field, base::StrCat("is not allowed with ", request.grammar_field));
   }
   if (request.stopping.min_tokens > 0) {
     const std::int64_t vocab = model_->config().vocab_size;

@@ -21,6 +21,7 @@
 #include "server/model/loaded_model.h"
 #include "server/serve/request.h"
 #include "server/serve/waiting_queue.h"
+#include "server/text/grammar.h"
 #include "server/text/tokenizer.h"
 
 namespace nibble::serve {
@@ -79,6 +80,8 @@ class Engine {
   const model::LoadedModel& model() const { return *model_; }
   const text::Tokenizer& tokenizer() const { return *tokenizer_; }
   std::int64_t max_context() const { return max_context_; }
+  // Compiles Request::grammar.
+  text::GrammarCompiler& grammars() { return grammars_; }
   // Pages of the cache of an engine whose sequences have up to max_context tokens.
   static std::int64_t NumPages(const EngineOptions& options, std::int64_t max_context) {
     return model::KvPool::PagesFor(std::max(options.kv_tokens, max_context));
@@ -139,6 +142,8 @@ class Engine {
   absl::Status Score(const Part& part, std::int64_t first_position, const kernels::Matrix& logits);
   absl::Status Logprobs(kernels::ConstMatrix rows, std::span<const std::int32_t> targets, std::int64_t top_n,
                         std::vector<TokenLogprob>* out);
+  // Ends the request whose grammar is too costly at this point (InvalidArgument). Returns other errors.
+  absl::Status EndForGrammar(Group& group, const absl::Status& status);
   absl::Status Draw(Group& group, Sequence& output, const float* logits, std::int64_t vocab);
   void TakeToken(Group& group, Sequence& output, const TokenLogprob& token);
 
@@ -148,6 +153,7 @@ class Engine {
   const kernels::Stream stream_;
   base::Clock& clock_;
   std::int64_t max_context_ = 0;
+  text::GrammarCompiler grammars_;
   PrincipalOptions bounds_;
   std::unique_ptr<model::KvPool> pool_;  // for the engine's thread only, except its constant sizes
   model::Arena arena_;

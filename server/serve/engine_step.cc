@@ -6,7 +6,9 @@
 
 #include "kernels/ops/loss/log_softmax_gather.h"
 #include "kernels/ops/sample/sample.h"
+#include "server/base/error.h"
 #include "server/base/status_macros.h"
+#include "server/base/strings.h"
 #include "server/model/forward.h"
 #include "server/model/record.h"
 #include "server/serve/sequence.h"
@@ -222,6 +224,13 @@ absl::Status Engine::ConsumeLogits(const Part& part, const kernels::Matrix& logi
   return absl::OkStatus();
 }
 
+absl::Status Engine::EndForGrammar(Group& group, const absl::Status& status) {
+  if (!absl::IsInvalidArgument(status)) return status;
+  EndGroup(group, base::FieldError(group.request.grammar_field, base::ToStd(status.message())),
+           FinishReason::kCancelled);
+  return absl::OkStatus();
+}
+
 absl::Status Engine::Draw(Group& group, Sequence& output, const float* logits, std::int64_t vocab) {
   const Request& request = group.request;
   kernels::ConstMatrix row = kernels::MakeConstMatrix(logits, kernels::DType::kF32, 1, vocab);
@@ -231,11 +240,15 @@ absl::Status Engine::Draw(Group& group, Sequence& output, const float* logits, s
   std::vector<float> changed;
   kernels::ConstMatrix drawn = row;
   const bool masked = group.generated(output) < request.stopping.min_tokens;
-  if (request.penalties.any() || masked) {
+  if (request.penalties.any() || masked || output.follower != nullptr) {
     changed.assign(logits, logits + vocab);
     Apply(request.penalties, request.prompt, std::span(output.tokens).subspan(request.prompt.size()), changed);
-    // The mask comes last, so that no bias lifts a masked token.
+    // The masks come last, so that no bias lifts a masked token.
     if (masked) MaskTokens(EndTokens(model_->config(), request.stopping), changed);
+    if (output.follower != nullptr) {
+      const absl::Status status = output.follower->Mask(std::span(changed));
+      if (!status.ok()) return EndForGrammar(group, status);
+    }
     drawn = kernels::MakeConstMatrix(changed.data(), kernels::DType::kF32, 1, vocab);
   }
   NIBBLE_RETURN_IF_ERROR(kernels::Sample({.logits = drawn, .params = &params, .token = &token}, stream_));
@@ -244,6 +257,9 @@ absl::Status Engine::Draw(Group& group, Sequence& output, const float* logits, s
     NIBBLE_RETURN_IF_ERROR(Logprobs(row, {&token, 1}, request.top_logprobs, &sampled));
   } else {
     sampled.push_back({token, 0, {}});
+  }
+  if (output.follower != nullptr) {
+    if (const absl::Status status = output.follower->Accept(token); !status.ok()) return EndForGrammar(group, status);
   }
   ++options_.totals->generated_tokens;
   TakeToken(group, output, sampled.front());

@@ -1,6 +1,7 @@
 // A client's request to a loaded model, and the sink for its answer.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 #include "kernels/ops/sample/sample.h"
 #include "server/base/cancel_token.h"
 #include "server/serve/penalties.h"
+#include "server/text/grammar.h"
 
 namespace nibble::serve {
 
@@ -39,7 +41,10 @@ struct Request {
   kernels::SampleParams sampling;
   Penalties penalties;
   Stopping stopping;
-  bool include_special_tokens = false;  // in the text
+  std::shared_ptr<const text::Grammar> grammar;    // of every output's text; null: any text
+  const char* grammar_field = "constraint";        // the caller's field with it, named in errors; a literal
+  bool include_special_tokens = false;             // in the text
+  std::vector<std::int32_t> shown_special_tokens;  // in the text even if the other special tokens are not
   bool logprobs = false;
   std::int64_t top_logprobs = 0;  // alternatives per logprob, also of the prompt; at most the vocabulary
   bool prompt_logprobs = false;   // of prompt[1..] given the tokens before

@@ -9,8 +9,10 @@
 #include <utility>
 #include <vector>
 
+#include "server/base/status_macros.h"
 #include "server/serve/engine.h"
 #include "server/serve/stop_matcher.h"
+#include "server/text/grammar.h"
 #include "server/text/stream_decoder.h"
 
 namespace nibble::serve {
@@ -21,7 +23,7 @@ struct Engine::Sequence {
   Sequence(const Request& request, int number, const text::Tokenizer& tokenizer)
       : index(number),
         tokens(request.prompt),
-        decoder(tokenizer, !request.include_special_tokens),
+        decoder(tokenizer, !request.include_special_tokens, request.shown_special_tokens),
         stops(request.stopping.strings, request.stopping.include_stop) {}
 
   const int index;
@@ -30,6 +32,7 @@ struct Engine::Sequence {
   std::vector<std::int32_t> pages;
   text::StreamDecoder decoder;
   StopMatcher stops;
+  std::unique_ptr<text::GrammarFollower> follower;  // null without a grammar
   // Set if the end token is shown: the text that the decoder held back before that token. The rest of the decoder's
   // last text belongs to the end token and matches no stop string.
   std::optional<std::string> held;
@@ -42,6 +45,14 @@ struct Engine::Group {
   Group(Request asked, std::shared_ptr<ResponseSink> to, const text::Tokenizer& tokenizer)
       : request(std::move(asked)), sink(std::move(to)) {
     for (int i = 0; i < request.n; ++i) outputs.push_back(std::make_unique<Sequence>(request, i, tokenizer));
+  }
+  // Errors: as text::GrammarFollower::Start.
+  absl::Status FollowGrammar() {
+    for (auto& output : outputs) {
+      if (request.grammar == nullptr) break;
+      NIBBLE_ASSIGN_OR_RETURN(output->follower, text::GrammarFollower::Start(request.grammar));
+    }
+    return absl::OkStatus();
   }
 
   Request request;

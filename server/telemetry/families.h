@@ -126,6 +126,10 @@ struct Metrics::Families {
   NIBBLE_FAMILY(
       Counter, openai_requests, Count, "nibble_openai_requests_total",
       "Requests to the listener of OpenAI's API, by endpoint; their calls of the gRPC API are counted there too");
+  NIBBLE_FAMILY(Gauge, stored_responses, Level, "nibble_openai_stored_responses",
+                "Responses that /v1/responses keeps for its clients; absent without --openai_address");
+  NIBBLE_FAMILY(Gauge, stored_response_bytes, Level, "nibble_openai_stored_response_bytes",
+                "Bytes of these responses and of the conversations that they continue");
   NIBBLE_FAMILY(Counter, auth_failures, Count, "nibble_auth_failures_total",
                 "Calls refused by authentication or authorization, by reason");
   NIBBLE_FAMILY(Gauge, certificate_expiry, Level, "nibble_tls_certificate_expiry_timestamp_seconds",

@@ -165,6 +165,11 @@ void Metrics::OpenAiRequests(std::string_view route, int requests) {
   families_->openai_requests.Add({{"route", Text(route)}}).Increment(requests);
 }
 
+void Metrics::SetStoredResponses(std::size_t responses, std::size_t bytes) {
+  families_->stored_responses.Add({}).Set(static_cast<double>(responses));
+  families_->stored_response_bytes.Add({}).Set(static_cast<double>(bytes));
+}
+
 void Metrics::AuthFailed(std::string_view reason) {
   families_->auth_failures.Add({{"reason", Text(reason)}}).Increment();
 }

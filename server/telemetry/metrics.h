@@ -78,6 +78,8 @@ class Metrics {
   void Rejected(std::string_view reason);
   // Requests to the listener of OpenAI's API; `route` from the gateway's table, or "unknown". 0 creates the series.
   void OpenAiRequests(std::string_view route, int requests);
+  // Of /v1/responses.
+  void SetStoredResponses(std::size_t responses, std::size_t bytes);
   void AuthFailed(std::string_view reason);
   void SetCertificateExpiry(std::string_view file, double unix_seconds);  // file "server" | "client_ca"
   void SetTlsFilesOk(bool ok);

@@ -1,5 +1,6 @@
 #include "server/text/stream_decoder.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -25,14 +26,15 @@ absl::StatusOr<std::string> BytesOfToken(const NibbleTokenizer* tokenizer, std::
 
 }  // namespace
 
-StreamDecoder::StreamDecoder(const Tokenizer& tokenizer, bool skip_special_tokens)
-    : tokenizer_(tokenizer), skip_special_tokens_(skip_special_tokens) {}
+StreamDecoder::StreamDecoder(const Tokenizer& tokenizer, bool skip_special_tokens, std::vector<std::int32_t> shown)
+    : tokenizer_(tokenizer), skip_special_tokens_(skip_special_tokens), shown_(std::move(shown)) {}
 
 absl::StatusOr<std::string> StreamDecoder::Append(std::int32_t id) {
   if (id < 0) {
     return absl::InvalidArgumentError(base::StrCat("token_id: got ", id, ", wanted 0 or more"));
   }
-  if (skip_special_tokens_ && tokenizer_.IsSpecial(id)) return std::string();
+  if (skip_special_tokens_ && tokenizer_.IsSpecial(id) && std::find(shown_.begin(), shown_.end(), id) == shown_.end())
+    return std::string();
   switch (nibble_tokenizer_decoder_kind(tokenizer_.handle_)) {
     case NIBBLE_DECODER_BYTES: return AppendBytes(id);
     case NIBBLE_DECODER_RUNS:

@@ -22,7 +22,8 @@ class StreamDecoder {
     std::string incomplete_utf8;  // the beginning of a character, or empty
   };
 
-  StreamDecoder(const Tokenizer& tokenizer, bool skip_special_tokens);
+  // `shown`: special tokens that are not skipped; then the deltas are those of Decode without the others.
+  StreamDecoder(const Tokenizer& tokenizer, bool skip_special_tokens, std::vector<std::int32_t> shown = {});
 
   // Returns the text that `id` adds; empty while a character is incomplete.
   // Errors: InvalidArgument (a negative id).
@@ -51,6 +52,7 @@ class StreamDecoder {
 
   const Tokenizer& tokenizer_;
   const bool skip_special_tokens_;
+  const std::vector<std::int32_t> shown_;
   // The beginning of a character, from byte-level or <0xNN> tokens.
   std::string incomplete_;
   // Decoders other than byte-level strip the start of a text. Until some text has been

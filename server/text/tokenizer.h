@@ -92,10 +92,14 @@ class Tokenizer {
   std::size_t longest_token_bytes() const;
   // Ascending by id.
   std::vector<AddedToken> added_tokens() const;
+  // Whether the text of a list of tokens is that of its parts, joined. False for WordPiece and other decoders that
+  // rewrite whole texts.
+  bool decodes_by_token() const;
   // The bytes of every token. The first call computes them: up to a second for the largest vocabularies.
   const TokenBytes& token_bytes() const;
 
  private:
+  friend class GrammarCompiler;
   friend class StreamDecoder;
   // A token, not <0xNN>, that gives text of its own. When it precedes other tokens, the
   // decoder strips its text at the start, not theirs.

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 import client_package
+import small_model
 from soon import soon
 
 nibble_client = client_package.load()
@@ -56,6 +57,9 @@ def test_chat_takes_a_text_or_messages(client):
     rendered = client.render_template("small", "Hello")
     assert rendered.text == "<|start|>user\nHello<|end|>\n<|start|>assistant\n"
     assert client.tokenize("small", messages="Hello").token_ids == rendered.token_ids
+    config = client.tokenizer_config("small")
+    assert json.loads(config.config_json) == {"bos_token": "<|begin|>", "eos_token": "<|end|>"}
+    assert config.chat_template == small_model.CHAT_TEMPLATE and config.num_tokens == 259  # bytes and special tokens
     assert wanted.response.start.prompt_tokens == len(rendered.token_ids)
 
 

@@ -237,6 +237,37 @@ def test_messages_of_an_answer_are_joined():
         answers.AnswerJoiner(1).end()
 
 
+def test_pieces_of_calls_are_joined_without_malformed_ones():
+    joiner = answers.AnswerJoiner(1)
+    pieces = [{"id": "a", "name": "now", "arguments": "{"}, {"arguments": "}"}, {"index": 1, "id": "b", "name": "then", "arguments": "{"},
+              {"index": 1, "malformed": True}]
+    joiner.take(REPLIES["start"])
+    for piece in pieces:
+        joiner.take(v1.GenerateReply(delta={"tool_calls": [piece]}))
+    joiner.take(v1.GenerateReply(finish={"reason": "FINISH_REASON_TOOL_CALLS"}))
+    joiner.take(REPLIES["usage"])
+    assert joiner.answer.tool_calls == [v1.ToolCall(id="a", name="now", arguments="{}")]
+    assert joiner.answer.finish_reason == "tool_calls"
+    with pytest.raises(errors.DataLoss, match="a piece of a call without its beginning"):
+        other = answers.AnswerJoiner(1)
+        other.take(REPLIES["start"])
+        other.take(v1.GenerateReply(delta={"tool_calls": [{"arguments": "}"}]}))
+
+
+def test_tools_have_their_schema_as_text():
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    chat = requests.chat_input("Weather?")
+    tools = [{"name": "weather", "parameters": schema}, v1.Tool(name="now"), {"name": "then", "parameters": json.dumps(schema)}]
+    request = requests.generate_request("m", chat, {"tools": tools, "parallel_tool_calls": False, "tool_choice": "TOOL_CHOICE_NONE"})
+    assert [json.loads(tool.parameters or "null") for tool in request.chat.tools] == [schema, None, schema]
+    assert request.tool_choice == v1.TOOL_CHOICE_NONE and request.HasField("parallel_tool_calls")
+    calls = [{"id": "1", "name": "now", "arguments": "{}"}]
+    assert requests.chat_input([{"role": "assistant", "tool_calls": calls}]).messages[0].tool_calls[0].name == "now"
+    for source, wrong in (("text", tools), (chat, "weather"), (chat, [{"name": 1}])):
+        with pytest.raises(errors.FieldError, match="tools"):
+            requests.generate_request("m", source, {"tools": wrong})
+
+
 def test_rows_are_written_one_at_a_time():
     numpy = pytest.importorskip("numpy")
     written = io.StringIO()

@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import pki
+import small_model
 from conftest import BIN, Server, import_small
 from soon import soon
 from test_security import new_token
@@ -225,6 +226,12 @@ def test_tokens_are_made_and_read_as_by_the_grpc_api(server):
     assert json.loads(answer) == {"prompt": PROMPT}
     _, _, answer = raw(server, "POST", "/tokenize", json.dumps({"model": "small", "messages": CHAT}), json_type)
     assert json.loads(answer)["count"] > 10
+    _, _, answer = raw(server, "GET", "/tokenizer_info?model=small", None, {})
+    assert json.loads(answer) == {"bos_token": "<|begin|>", "eos_token": "<|end|>", "tokenizer_class": "PreTrainedTokenizerFast",
+                                  "chat_template": small_model.CHAT_TEMPLATE}
+    for query, param, wanted in (("", "model", 400), ("?model=nowhere", "model", 404), ("?name=small", "name", 400)):
+        status, _, answer = raw(server, "GET", f"/tokenizer_info{query}", None, {})
+        assert (status, json.loads(answer)["error"]["param"]) == (wanted, param)
 
 
 def test_web_pages_of_other_origins_are_not_answered_for(server, make_server):

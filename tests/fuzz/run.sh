@@ -27,7 +27,8 @@ done
 if [[ -n $runs ]]; then seconds=${seconds:-0}; fi
 seconds=${seconds:-60} runs=${runs:--1}
 if ((${#targets[@]} == 0)); then
-  targets=(safetensors manifest json jsonl tokenizer job_spec gguf chat_template packed_weights metric_labels names multipart infer_request)
+  targets=(safetensors manifest json jsonl tokenizer job_spec gguf chat_template packed_weights metric_labels names multipart infer_request
+    http_request openai_json)
 fi
 work=$root/build/fuzz
 mkdir -p "$work/findings" "$work/logs"

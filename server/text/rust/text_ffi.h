@@ -1,5 +1,5 @@
-// The C interface of the Rust crate in this folder: Hugging Face `tokenizers` and
-// `minijinja`. Only server/text/*.cc includes it; no exception or panic leaves a function.
+// The C interface of the Rust crate in this folder: Hugging Face `tokenizers`, `minijinja` and
+// `llguidance`. Only server/text/*.cc includes it; no exception or panic leaves a function.
 #pragma once
 
 #include <stdbool.h>
@@ -13,6 +13,9 @@ extern "C" {
 typedef struct NibbleTokenizer NibbleTokenizer;
 typedef struct NibbleTemplate NibbleTemplate;
 typedef struct NibbleTrainer NibbleTrainer;
+typedef struct NibbleCompiler NibbleCompiler;
+typedef struct NibbleGrammar NibbleGrammar;
+typedef struct NibbleFollower NibbleFollower;
 
 // Bytes that Rust allocated. The receiver must call nibble_bytes_free.
 typedef struct NibbleBytes {
@@ -125,6 +128,50 @@ NibbleTextCode nibble_template_render_turns(const NibbleTemplate* compiled, cons
                                             NibbleBytes* out);
 // Whether the template has a {% generation %} block.
 bool nibble_template_has_generation(const NibbleTemplate* compiled);
+
+// A vocabulary for grammars. Token i adds the bytes of `blob` from ends[i - 1] (or 0) to ends[i] to a text. A token
+// without bytes, or with more than 1000, never matches. special[i]: not 0 if the token is special; it matches no text,
+// but a Lark grammar may name it (<|name|>).
+typedef struct NibbleVocabulary {
+  NibbleText blob;
+  const uint32_t* ends;
+  const uint8_t* special;
+  size_t size;  // of ends and special
+  const int32_t* end_tokens;
+  size_t num_end_tokens;
+} NibbleVocabulary;
+
+// NOLINTBEGIN(readability-identifier-naming): as above.
+typedef enum NibbleGrammarKind {
+  NIBBLE_GRAMMAR_JSON_SCHEMA = 0,
+  NIBBLE_GRAMMAR_REGEX = 1,
+  NIBBLE_GRAMMAR_CHOICE = 2,  // the source is a JSON list of texts
+  NIBBLE_GRAMMAR_LARK = 3,
+  NIBBLE_GRAMMAR_TOOLS = 4,  // Lark of the server: may name tokens by number; schemas have blanks after commas and colons
+} NibbleGrammarKind;
+// NOLINTEND(readability-identifier-naming)
+
+// Compiles grammars for one vocabulary; thread-safe. `tokenizer` must outlive the compiler, its grammars and their
+// followers. INVALID: the vocabulary has no end token.
+NibbleTextCode nibble_compiler_new(const NibbleTokenizer* tokenizer, const NibbleVocabulary* vocabulary,
+                                   NibbleCompiler** compiler, NibbleBytes* out);
+void nibble_compiler_free(NibbleCompiler* compiler);
+// Takes at most 3 s and 192 MiB; otherwise INVALID. The grammar is thread-safe.
+NibbleTextCode nibble_grammar_compile(const NibbleCompiler* compiler, NibbleGrammarKind kind, NibbleText source,
+                                      const NibbleGrammar** grammar, NibbleBytes* out);
+void nibble_grammar_free(const NibbleGrammar* grammar);  // its followers stay valid
+// Bytes that the grammar and its followers have allocated.
+int64_t nibble_grammar_bytes(const NibbleGrammar* grammar);
+// Whether a follower failed. The grammar's next followers could fail for the same reason.
+bool nibble_grammar_failed(const NibbleGrammar* grammar);
+// A follower knows the tokens of one text so far. One thread at a time.
+NibbleTextCode nibble_follower_new(const NibbleGrammar* grammar, NibbleFollower** follower, NibbleBytes* out);
+void nibble_follower_free(NibbleFollower* follower);
+// Sets bit i % 32 of allowed[i / 32] if token i may be next; of a complete text, only the end tokens. INVALID: the grammar
+// is too costly here.
+NibbleTextCode nibble_follower_allowed(NibbleFollower* follower, uint32_t* allowed, size_t num_words, NibbleBytes* out);
+// Adds an allowed token. INVALID: the grammar is too costly here.
+NibbleTextCode nibble_follower_accept(NibbleFollower* follower, int32_t token, NibbleBytes* out);
 
 #ifdef __cplusplus
 }

@@ -156,6 +156,92 @@ TEST(GenerateAnswerTest, ScoreDropsTheGeneratedToken) {
   EXPECT_EQ(json["usage"]["completion_tokens"], 0);
 }
 
+const char kToolChat[] = R"({"model":"m","messages":[{"role":"user","content":"x"}],"stream":)";
+
+std::vector<v1::GenerateReply> RepliesWithCalls() {
+  return {Reply(kStart),
+          Reply("delta { text: 'I look.' token_ids: 1 }"),
+          Reply("delta { token_ids: 2 }"),
+          Reply("delta { token_ids: 3 tool_calls { index: 0 id: 'call_a' name: 'now' arguments: '{' } }"),
+          Reply("delta { token_ids: 4 tool_calls { arguments: '\"a\": 1}' } "
+                "tool_calls { index: 1 id: 'call_b' name: 'then' arguments: '{}' } }"),
+          Reply("finish { reason: FINISH_REASON_TOOL_CALLS }"),
+          Reply(kUsage)};
+}
+
+TEST(GenerateAnswerTest, StreamedCallHasItsNameOnceAndThenPiecesOfArguments) {
+  const GenerateCall call = Call(kToolChat + std::string("true}"), true);
+  GenerateAnswer answer(call, "r", absl::UnixEpoch());
+  std::string text;
+  for (const v1::GenerateReply& reply : RepliesWithCalls()) text += answer.Take(0, reply);
+  const std::vector<Json> events = Events(text + answer.LastEvents());
+  std::vector<Json> deltas;
+  for (const Json& event : events) {
+    if (event.is_object()) deltas.push_back(event["choices"][0]["delta"]);
+  }
+  ASSERT_EQ(deltas.size(), 8u) << text;
+  EXPECT_EQ(deltas[0], Json::parse(R"({"role":"assistant","content":""})"));
+  EXPECT_EQ(deltas[1], Json::parse(R"({"content":"I look."})"));
+  EXPECT_EQ(deltas[2], Json::parse(R"({"tool_calls":[{"index":0,"id":"call_a","type":"function",
+                                       "function":{"name":"now","arguments":""}}]})"));
+  EXPECT_EQ(deltas[3], Json::parse(R"({"tool_calls":[{"index":0,"function":{"arguments":"{"}}]})"));
+  EXPECT_EQ(deltas[4], Json::parse(R"({"tool_calls":[{"index":0,"function":{"arguments":"\"a\": 1}"}}]})"));
+  EXPECT_EQ(deltas[5]["tool_calls"][0]["id"], "call_b");
+  EXPECT_EQ(deltas[6], Json::parse(R"({"tool_calls":[{"index":1,"function":{"arguments":"{}"}}]})"));
+}
+
+TEST(GenerateAnswerTest, WholeAnswerHasItsCallsAndNullInsteadOfEmptyContent) {
+  const GenerateCall call = Call(kToolChat + std::string("false}"), true);
+  GenerateAnswer answer(call, "r", absl::UnixEpoch());
+  for (const v1::GenerateReply& reply : RepliesWithCalls()) EXPECT_EQ(answer.Take(0, reply), "");
+  const Json choice = base::ParseJson(answer.Whole()).value()["choices"][0];
+  EXPECT_EQ(choice["finish_reason"], "tool_calls");
+  EXPECT_EQ(choice["message"], Json::parse(R"({"role":"assistant","content":"I look.","refusal":null,"tool_calls":[
+      {"id":"call_a","type":"function","function":{"name":"now","arguments":"{\"a\": 1}"}},
+      {"id":"call_b","type":"function","function":{"name":"then","arguments":"{}"}}]})"));
+  EXPECT_GT(answer.num_bytes(), 30u) << "calls count too";
+  GenerateAnswer silent(call, "r", absl::UnixEpoch());
+  silent.Take(0, Reply("delta { tool_calls { id: 'c' name: 'now' arguments: '{}' } }"));
+  silent.Take(0, Reply("finish { reason: FINISH_REASON_TOOL_CALLS }"));
+  EXPECT_EQ(base::ParseJson(silent.Whole()).value()["choices"][0]["message"]["content"], nullptr);
+}
+
+TEST(GenerateAnswerTest, MalformedCallIsContent) {
+  for (const bool stream : {true, false}) {
+    const GenerateCall call = Call(kToolChat + std::string(stream ? "true}" : "false}"), true);
+    GenerateAnswer answer(call, "r", absl::UnixEpoch());
+    answer.Take(0, Reply("delta { tool_calls { id: 'c' name: 'now' arguments: '{' } }"));
+    const std::string rest =
+        answer.Take(0, Reply("delta { text: 'raw' tool_calls { arguments: 'x' malformed: true } }"));
+    answer.Take(0, Reply("finish { reason: FINISH_REASON_EOS }"));
+    if (stream) {
+      ASSERT_EQ(Events(rest).size(), 1u) << rest;
+      EXPECT_EQ(Events(rest)[0]["choices"][0]["delta"], Json::parse(R"({"content":"raw"})"));
+    } else {
+      const Json choice = base::ParseJson(answer.Whole()).value()["choices"][0];
+      EXPECT_EQ(choice["message"], Json::parse(R"({"role":"assistant","content":"raw","refusal":null})"));
+      EXPECT_EQ(choice["finish_reason"], "stop");
+    }
+  }
+}
+
+TEST(GenerateAnswerTest, LogprobsOfACallComeWithItsFirstEvent) {
+  const GenerateCall call = Call(R"({"model":"m","messages":[{"role":"user","content":"x"}],"stream":true,
+                                     "logprobs":true})",
+                                 true);
+  GenerateAnswer answer(call, "r", absl::UnixEpoch());
+  answer.Take(0, Reply(kStart));
+  const std::string logprobs = " token_ids: 1 logprobs { token_id: 1 token: 'a' logprob: -1 } }";
+  const auto events =
+      Events(answer.Take(0, Reply("delta { tool_calls { id: 'c' name: 'now' arguments: '{' }" + logprobs)));
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_EQ(events[0]["choices"][0]["logprobs"]["content"].size(), 1u);
+  EXPECT_EQ(events[1]["choices"][0]["logprobs"], nullptr);
+  const auto held = Events(answer.Take(0, Reply("delta { " + logprobs)));
+  ASSERT_EQ(held.size(), 1u);
+  EXPECT_EQ(held[0]["choices"][0]["delta"], Json::parse(R"({"content":""})"));
+}
+
 TEST(GenerateAnswerTest, CountsTheBytesThatItCollects) {
   const GenerateCall call = Call(R"({"model":"m","prompt":"a"})", false);
   GenerateAnswer answer(call, "r", absl::UnixEpoch());

@@ -127,7 +127,7 @@ TEST(GenerateRequestTest, RefusesByNameWhatIsNotSupported) {
       {R"({"logit_bias":{"x":1}})", "logit_bias"},
       {R"({"logit_bias":{"1":"x"}})", "logit_bias"},
       {R"({"stream_options":{"include_usage":true}})", "stream_options"},
-      {R"({"stream":true,"stream_options":{"usage":true}})", "stream_options"},
+      {R"({"stream":true,"stream_options":{"usage":true}})", "stream_options.usage"},
       {R"({"model":""})", "model"},
       {R"({"temperature":"hot"})", "temperature"},
       {R"({"seed":1.5})", "seed"},
@@ -141,9 +141,17 @@ TEST(GenerateRequestTest, RefusesByNameWhatIsNotSupported) {
     EXPECT_THAT(ErrorOf(ParseCompletion(Completion(fields))), ::testing::StartsWith(name + ": ")) << fields;
   }
   const std::vector<std::pair<std::string, std::string>> chats = {
-      {R"({"tools":[{"type":"function"}]})", "tools"},
-      {R"({"tool_choice":"auto"})", "tool_choice"},
-      {R"({"response_format":{"type":"json_object"}})", "response_format"},
+      {R"({"tools":[{"type":"function"}]})", "tools[0].function"},
+      {R"({"tool_choice":"any"})", "tool_choice"},
+      {R"({"functions":[{"name":"f"}]})", "functions"},
+      {R"({"function_call":"auto"})", "function_call"},
+      {R"({"response_format":{"type":"json"}})", "response_format.type"},
+      {R"({"response_format":{"type":"json_schema","json_schema":{"name":"a"}}})", "response_format.json_schema.schema"},
+      {R"({"response_format":{"type":"json_schema","json_schema":{"schema":{}}}})", "response_format.json_schema.name"},
+      {R"({"response_format":{"type":"json_object"},"guided_regex":"a"})", "guided_regex"},
+      {R"({"structured_outputs":{"regex":"a","choice":["b"]}})", "structured_outputs.choice"},
+      {R"({"structured_outputs":{"choice":[]}})", "structured_outputs.choice"},
+      {R"({"structured_outputs":{"expression":"a"}})", "structured_outputs.expression"},
       {R"({"top_logprobs":2})", "top_logprobs"},
       {R"({"max_tokens":1,"max_completion_tokens":2})", "max_tokens"},
       {R"({"messages":[]})", "messages"},
@@ -151,12 +159,36 @@ TEST(GenerateRequestTest, RefusesByNameWhatIsNotSupported) {
       {R"({"messages":[{"role":"user"}]})", "messages[0].content"},
       {R"({"messages":[{"role":"user","content":[{"type":"image_url","image_url":{}}]}]})",
        "messages[0].content[0].type"},
-      {R"({"messages":[{"role":"assistant","content":"x","tool_calls":[{}]}]})", "messages[0].tool_calls"},
+      {R"({"messages":[{"role":"assistant","content":"x","tool_calls":[{}]}]})", "messages[0].tool_calls[0].function"},
+      {R"({"messages":[{"role":"assistant","content":null,"tool_calls":[]}]})", "messages[0].content"},
       {R"({"echo":true})", "echo"},
   };
   for (const auto& [fields, name] : chats) {
     EXPECT_THAT(ErrorOf(ParseChat(Chat(fields))), ::testing::StartsWith(name + ": ")) << fields;
   }
+}
+
+TEST(GenerateRequestTest, ConstraintsOfOpenAIAndVllmAreThoseOfTheGrpcApi) {
+  const auto constrained = [](const std::string& fields) {
+    const auto call = ParseChat(Chat(fields));
+    EXPECT_TRUE(call.ok()) << call.status();
+    return call.ok() ? call->prompts.front() : v1::GenerateRequest();
+  };
+  EXPECT_EQ(constrained(R"({"response_format":{"type":"json_object"}})").json_schema(), R"({"type":"object"})");
+  EXPECT_EQ(constrained(R"({"response_format":{"type":"json_schema","json_schema":{"name":"n","strict":true,
+                            "schema":{"type":"integer"}}}})")
+                .json_schema(),
+            R"({"type":"integer"})");
+  EXPECT_EQ(constrained(R"({"response_format":{"type":"text"}})").constraint_case(),
+            v1::GenerateRequest::CONSTRAINT_NOT_SET);
+  EXPECT_EQ(constrained(R"({"guided_json":{"type":"null"}})").json_schema(), R"({"type":"null"})");
+  EXPECT_EQ(constrained(R"({"structured_outputs":{"regex":"a+"}})").regex(), "a+");
+  EXPECT_EQ(constrained(R"({"structured_outputs":{"grammar":"start: \"a\""}})").lark(), "start: \"a\"");
+  EXPECT_EQ(constrained(R"({"guided_choice":["a","b"]})").choice().choices_size(), 2);
+  const auto completion = ParseCompletion(Completion(R"({"structured_outputs":{"regex":"a+"}})"));
+  ASSERT_TRUE(completion.ok()) << completion.status();
+  EXPECT_EQ(completion->prompts.front().regex(), "a+");
+  EXPECT_EQ(completion->constraint_field, "structured_outputs.regex");
 }
 
 TEST(GenerateRequestTest, ChatJoinsPartsAndKnowsTheDeveloperRole) {

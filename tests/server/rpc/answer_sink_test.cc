@@ -12,6 +12,7 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -141,10 +142,12 @@ class AnswerSinkTest : public ::testing::Test {
     request.penalties.bias = {{kD, 100.0f}};
     return request;
   }
-  std::shared_ptr<Answer> Make(const serve::Request& request, std::string echo = "") {
+  std::shared_ptr<Answer> Make(const serve::Request& request, std::string echo = "",
+                               std::optional<text::ToolParser::Options> tools = std::nullopt) {
     if (resident_ == nullptr) Start();
     GenerateOptions options;
     options.request = request;
+    options.tools = std::move(tools);
     return std::make_shared<Answer>(AnswerContext{.environment = environment_,
                                                   .resident = resident_,
                                                   .options = options,
@@ -388,6 +391,69 @@ TEST_F(AnswerSinkTest, DeadlineDuringAnAnswerReportsTheTokensMade) {
   ASSERT_TRUE(Find<v1::Usage>(details).has_value());
   EXPECT_EQ(Find<v1::Usage>(details)->completion_tokens(), 3);
   EXPECT_EQ(answer->text(), "ddd");
+}
+
+class ToolAnswerTest : public AnswerSinkTest {
+ protected:
+  // The answer to an output whose pieces of text are `texts`, each of one token.
+  std::shared_ptr<Answer> Write(const std::vector<std::string>& texts, serve::FinishReason reason) {
+    auto answer = Make(Ask(12), "", text::ToolParser::Options{.names = {"now"}});
+    answer->OnStart(1);
+    const serve::TokenLogprob token = {kD, 0, {}};
+    for (const std::string& text : texts) answer->OnDelta(0, text, {&token, 1});
+    answer->OnOutputEnd({.index = 0, .reason = reason});
+    answer->OnFinish({.reason = reason});
+    EXPECT_TRUE(answer->status.ok()) << answer->status;
+    EXPECT_EQ(answer->ids().size(), texts.size()) << "tokens of calls are tokens of the answer";
+    return answer;
+  }
+  static std::vector<v1::ToolCallDelta> CallsOf(const Answer& answer) {
+    std::vector<v1::ToolCallDelta> calls;
+    for (const v1::GenerateReply& reply : answer.replies) {
+      calls.insert(calls.end(), reply.delta().tool_calls().begin(), reply.delta().tool_calls().end());
+    }
+    return calls;
+  }
+};
+
+TEST_F(ToolAnswerTest, CallsAreSeparatedFromTheText) {
+  const std::vector<std::string> texts = {
+      "I look. ", "<tool_call>", "\n{\"name\": \"now\"", ", \"arguments\": {", "\"a\": 1}}", "\n</tool_", "call>"};
+  const auto answer = Write(texts, serve::FinishReason::kEos);
+  EXPECT_EQ(answer->text(), "I look.");
+  const auto calls = CallsOf(*answer);
+  ASSERT_EQ(calls.size(), 2u);
+  EXPECT_EQ(calls[0].name(), "now");
+  EXPECT_EQ(calls[0].id().size(), 21u);
+  EXPECT_EQ(calls[0].arguments(), "{");
+  EXPECT_EQ(calls[1].arguments(), "\"a\": 1}");
+  EXPECT_TRUE(calls[1].id().empty() && calls[1].name().empty());
+  EXPECT_EQ(answer->finish().reason(), v1::FINISH_REASON_TOOL_CALLS);
+}
+
+TEST_F(ToolAnswerTest, AnswerThatReachesItsLimitKeepsThisReason) {
+  const std::string call = "<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
+  EXPECT_EQ(Write({call}, serve::FinishReason::kStop)->finish().reason(), v1::FINISH_REASON_TOOL_CALLS);
+  EXPECT_EQ(Write({call}, serve::FinishReason::kLength)->finish().reason(), v1::FINISH_REASON_LENGTH);
+  EXPECT_EQ(Write({"Hi."}, serve::FinishReason::kEos)->finish().reason(), v1::FINISH_REASON_EOS);
+}
+
+TEST_F(ToolAnswerTest, IncompleteCallBecomesTextBeforeTheFinish) {
+  const auto answer = Write({"<tool_call>", "{\"name\": \"now\", \"arguments\": {"}, serve::FinishReason::kEos);
+  EXPECT_EQ(answer->text(), "<tool_call>{\"name\": \"now\", \"arguments\": {");
+  const auto calls = CallsOf(*answer);
+  ASSERT_EQ(calls.size(), 2u);
+  EXPECT_TRUE(calls[1].malformed());
+  EXPECT_EQ(answer->finish().reason(), v1::FINISH_REASON_EOS);
+  EXPECT_TRUE(answer->replies[answer->replies.size() - 2].has_finish());
+}
+
+TEST_F(ToolAnswerTest, LongTextThatWasHeldBackComesInPieces) {
+  std::string call = "<tool_call>{\"name\": \"now\", \"x\": \"";
+  while (call.size() < 2 * kMaxPieceBytes) call += "\xF0\x9F\x98\x80";
+  const auto answer = Write({call}, serve::FinishReason::kEos);
+  EXPECT_TRUE(answer->text() == call);
+  for (const v1::GenerateReply& reply : answer->replies) EXPECT_LE(reply.ByteSizeLong(), kMaxPieceBytes);
 }
 
 }  // namespace

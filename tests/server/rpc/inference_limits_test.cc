@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "server/text/grammar.h"
 #include "tests/server/model/files.h"
 #include "tests/server/rpc/app_fixture.h"
 #include "tests/server/rpc/inference_service_fixture.h"
@@ -411,6 +412,10 @@ TEST_F(InferenceServiceTest, VersionOrAdapterInANameIsUnimplemented) {
     *render.mutable_chat() = ask.chat();
     v1::RenderTemplateResponse rendered;
     expect(Call(inference_, &Stub::RenderTemplate, render, &rendered), "RenderTemplateRequest.model", name);
+    v1::GetTokenizerConfigRequest config;
+    config.set_model(name);
+    v1::GetTokenizerConfigResponse configured;
+    expect(Call(inference_, &Stub::GetTokenizerConfig, config, &configured), "GetTokenizerConfigRequest.model", name);
     v1::LoadModelRequest load;
     load.set_name(name);
     v1::LoadModelResponse loaded;
@@ -422,19 +427,50 @@ TEST_F(InferenceServiceTest, VersionOrAdapterInANameIsUnimplemented) {
   }
 }
 
-TEST_F(InferenceServiceTest, UnimplementedFieldsAreRefusedByName) {
-  const auto expect = [&](const v1::GenerateRequest& request, const std::string& name) {
+// The tiny model is random; only the constraint makes its answers texts of this form.
+TEST_F(InferenceServiceTest, ConstraintsHoldForEveryOutput) {
+  auto request = Prompt("tiny", "a b c", 64);
+  request.mutable_sampling()->set_n(3);
+  request.mutable_sampling()->set_temperature(5);
+  request.mutable_sampling()->set_seed(7);
+  request.set_regex("[a-d]{3,9}");
+  v1::GenerateResponse response;
+  ASSERT_TRUE(Generate(request, &response).ok());
+  ASSERT_EQ(response.outputs_size(), 3);
+  for (const v1::GenerateOutput& output : response.outputs()) {
+    EXPECT_THAT(output.text(), testing::MatchesRegex("[a-d]{3,9}"));
+    EXPECT_EQ(output.finish().reason(), v1::FINISH_REASON_EOS);
+  }
+  request.mutable_choice()->add_choices("abba");
+  request.mutable_choice()->add_choices("dada");
+  response.Clear();
+  ASSERT_TRUE(Generate(request, &response).ok());
+  for (const v1::GenerateOutput& output : response.outputs())
+    EXPECT_THAT(output.text(), testing::AnyOf("abba", "dada"));
+}
+
+TEST_F(InferenceServiceTest, ConstraintsThatCannotBeUsedAreRefusedByField) {
+  const auto field = [&](const v1::GenerateRequest& request) {
     v1::GenerateResponse response;
     const auto status = Generate(request, &response);
-    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED) << name;
-    EXPECT_THAT(status.error_message(), HasSubstr(name));
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
+    EXPECT_EQ(ReasonOf(status), "FIELD_VIOLATION");
+    return status.error_message().substr(0, status.error_message().find(':'));
   };
   auto request = Prompt("tiny", "a", 1);
-  request.set_regex("a*");
-  expect(request, "GenerateRequest.regex");
-  request = Prompt("tiny", "a", 1);
-  request.mutable_choice()->add_choices("a");
-  expect(request, "GenerateRequest.choice");
+  request.set_regex("(a");
+  EXPECT_EQ(field(request), "regex");
+  request.set_json_schema(R"({"not": {}})");
+  EXPECT_EQ(field(request), "json_schema");
+  request.set_lark("");
+  EXPECT_EQ(field(request), "lark");
+  request.mutable_choice();
+  EXPECT_EQ(field(request), "choice");
+  request.set_regex(std::string(text::GrammarSource::kMaxBytes + 1, 'a'));
+  EXPECT_EQ(field(request), "regex");
+  request.set_regex("a");
+  request.mutable_stopping()->set_min_tokens(1);
+  EXPECT_EQ(field(request), "stopping.min_tokens");
 }
 
 // The text of the end token is shown with special tokens, but is not a match.

@@ -79,6 +79,7 @@ const std::vector<std::pair<std::string_view, std::string_view>>& JobFields() {
       {"nibble.v1.InferenceService/Tokenize", ""},
       {"nibble.v1.InferenceService/Detokenize", ""},
       {"nibble.v1.InferenceService/RenderTemplate", ""},
+      {"nibble.v1.InferenceService/GetTokenizerConfig", ""},
       {"nibble.v1.InferenceService/Embed", ""},
       {"nibble.v1.InferenceService/Abort", ""},
       {"nibble.v1.ServerService/GetServerInfo", ""},

@@ -7,8 +7,10 @@
 #include <string>
 
 #include "server/base/error.h"
+#include "server/base/json.h"
 #include "server/model/text_assets.h"
 #include "server/rpc/inference_input.h"
+#include "tests/server/model/files.h"
 
 namespace nibble::rpc {
 namespace {
@@ -89,6 +91,20 @@ TEST_F(TokensTest, AnAnswerThatCannotBeSentIsRefused) {
       [&](const AnswerBounds& bounds, auto* out) { return Detokenize(detokenize_, model_, bounds, out); });
   ExpectBounded<v1::RenderTemplateResponse>(
       [&](const AnswerBounds& bounds, auto* out) { return RenderTemplate(rendered_, model_, bounds, out); });
+  ExpectBounded<v1::GetTokenizerConfigResponse>(
+      [&](const AnswerBounds& bounds, auto* out) { return GetTokenizerConfig(model_, bounds, out); });
+}
+
+TEST_F(TokensTest, TokenizerConfigHasTheFilesOfTheModel) {
+  v1::GetTokenizerConfigResponse response;
+  ASSERT_TRUE(GetTokenizerConfig(model_, Wide(), &response).ok());
+  const auto config = base::ParseJson(response.config_json());
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ((*config)["bos_token"], "<s>");
+  EXPECT_EQ((*config)["tokenizer_class"], "TokenizersBackend");
+  EXPECT_EQ(response.chat_template(),
+            model::ReadBytes(NIBBLE_SOURCE_DIR "/tests/golden/model/hf_tied_bf16/chat_template.jinja"));
+  EXPECT_EQ(response.num_tokens(), model_.assets.tokenizer->vocab_size());
 }
 
 TEST_F(TokensTest, WorkOnAnAnswerThatIsTooLargeEndsAtOnce) {

@@ -22,7 +22,7 @@ std::string Repeated(std::string_view part, std::size_t bytes) {
 
 // Every style of tokenizer that other tests compare with golden ids: byte-level BPE, SentencePiece with a prefix, Llama
 // 2, Qwen 2.
-std::vector<std::unique_ptr<Tokenizer>> Tokenizers() {
+std::vector<std::unique_ptr<Tokenizer>> PromptTokenizers() {
   std::vector<std::unique_ptr<Tokenizer>> all;
   all.push_back(Load(TinyGguf("byte_level", "smollm")));
   all.push_back(Load(TinyGguf("sentence_piece", "")));
@@ -60,7 +60,7 @@ std::unique_ptr<Tokenizer> Unigram() {
 
 // Covers texts that are cut into pieces, texts that are encoded as a whole, and a tokenizer whose texts are never cut.
 TEST(PromptLengthTest, TokensAreThoseOfTheWholeText) {
-  auto tokenizers = Tokenizers();
+  auto tokenizers = PromptTokenizers();
   tokenizers.push_back(Unigram());
   std::vector<std::string> texts = LargeTexts();
   texts.insert(texts.end(), {"", "the keeper", "<s>" + texts.front() + "</s>"});
@@ -102,7 +102,7 @@ TEST(PromptLengthTest, RefusesACutTextForOneTokenTooMany) {
 
 // C2 (docs/faults.md). Counting tokens in pieces never refuses a text that fits as a whole.
 TEST(PromptLengthTest, NeverRefusesTextThatFitsAsAWhole) {
-  for (const auto& tokenizer : Tokenizers()) {
+  for (const auto& tokenizer : PromptTokenizers()) {
     ASSERT_NE(tokenizer, nullptr);
     for (const std::string& text : LargeTexts()) {
       const auto whole = tokenizer->Encode(text, /*add_special_tokens=*/false);
@@ -115,7 +115,7 @@ TEST(PromptLengthTest, NeverRefusesTextThatFitsAsAWhole) {
 }
 
 TEST(PromptLengthTest, RefusesTextOfFourTimesTheTokensAfterItsFirstPieces) {
-  for (const auto& tokenizer : Tokenizers()) {
+  for (const auto& tokenizer : PromptTokenizers()) {
     ASSERT_NE(tokenizer, nullptr);
     for (const std::string& text : LargeTexts()) {
       const auto whole = tokenizer->Encode(text, /*add_special_tokens=*/false);

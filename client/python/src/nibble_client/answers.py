@@ -30,8 +30,13 @@ class Answer:
         return list(self.response.outputs[0].token_ids)
 
     @property
+    def tool_calls(self) -> list[v1.ToolCall]:
+        """The calls of tools in the first output: `id`, `name` and `arguments`, which is JSON text."""
+        return list(self.response.outputs[0].tool_calls)
+
+    @property
     def finish_reason(self) -> str:
-        """Why the first output ended: "stop", "length" or "eos"."""
+        """Why the first output ended: "stop", "length", "eos" or "tool_calls"."""
         return enum_name(self.response.outputs[0].finish, "reason")
 
     @property
@@ -48,6 +53,17 @@ class Answer:
 
     def __repr__(self) -> str:
         return f"Answer({self.text!r}, finish_reason={self.finish_reason!r})"
+
+
+def _join_call(output: v1.GenerateOutput, piece: v1.ToolCallDelta) -> None:
+    """Adds a piece of a call, which belongs to the last call of the output, and drops a malformed call."""
+    if piece.name:
+        output.tool_calls.add(id=piece.id, name=piece.name)
+    if not output.tool_calls:
+        raise malformed("a piece of a call without its beginning")
+    output.tool_calls[-1].arguments += piece.arguments
+    if piece.malformed:
+        del output.tool_calls[-1]
 
 
 class AnswerJoiner:
@@ -74,6 +90,8 @@ class AnswerJoiner:
             output.text += reply.delta.text
             output.token_ids.extend(reply.delta.token_ids)
             output.logprobs.extend(reply.delta.logprobs)
+            for piece in reply.delta.tool_calls:
+                _join_call(output, piece)
             return reply.delta
         elif kind == "finish":
             self._open_output(reply.finish.index).finish.CopyFrom(reply.finish)

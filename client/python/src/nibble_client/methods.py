@@ -80,6 +80,8 @@ EMBED = Unary(_INFERENCE + "Embed", v1.EmbedRequest, v1.EmbedResponse)
 TOKENIZE = Unary(_INFERENCE + "Tokenize", v1.TokenizeRequest, v1.TokenizeResponse)
 DETOKENIZE = Unary(_INFERENCE + "Detokenize", v1.DetokenizeRequest, v1.DetokenizeResponse)
 RENDER_TEMPLATE = Unary(_INFERENCE + "RenderTemplate", v1.RenderTemplateRequest, v1.RenderTemplateResponse)
+GET_TOKENIZER_CONFIG = Unary(
+    _INFERENCE + "GetTokenizerConfig", v1.GetTokenizerConfigRequest, v1.GetTokenizerConfigResponse)
 
 _SERVER = "/nibble.v1.ServerService/"
 GET_SERVER_INFO = Unary(_SERVER + "GetServerInfo", v1.GetServerInfoRequest, v1.ServerInfo)

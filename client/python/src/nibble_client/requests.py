@@ -1,6 +1,7 @@
 """Requests from the arguments of the clients' methods."""
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import TypedDict, TypeVar
@@ -18,7 +19,8 @@ M = TypeVar("M", bound=Message)
 
 
 class GenerateOptions(TypedDict, total=False):
-    """Options of generate and chat: fields of GenerateRequest, Sampling, Stopping, OutputOptions and CacheOptions."""
+    """Options of generate and chat: fields of GenerateRequest, Sampling, Stopping, OutputOptions and CacheOptions, and
+    for chat `tools`: dicts with `name`, `description`, and `parameters`, a JSON schema as a dict or as text."""
 
     temperature: float
     top_k: int
@@ -45,6 +47,10 @@ class GenerateOptions(TypedDict, total=False):
     priority: int
     request_id: str
     queue_timeout: float
+    tools: Sequence[Mapping[str, object] | v1.Tool]
+    tool_choice: str | int
+    required_tool: str
+    parallel_tool_calls: bool
 
 
 def new_id() -> str:
@@ -76,13 +82,27 @@ def one_source(prompt: Prompt | None, messages: Messages | None, add_generation_
                 "one of them")
 
 
+def _tool(tool: object) -> object:
+    """The tool with its schema as text."""
+    if isinstance(tool, Mapping) and isinstance(tool.get("parameters"), Mapping):
+        return {**tool, "parameters": json.dumps(tool["parameters"], ensure_ascii=False)}
+    return tool
+
+
 def generate_request(model: str, source: Prompt | v1.ChatInput, options: Mapping[str, object]) -> v1.GenerateRequest:
     request = fill(v1.GenerateRequest(), {"model": model})
+    others = dict(options)
+    tools = others.pop("tools", None)
     if isinstance(source, v1.ChatInput):
         request.chat.CopyFrom(source)
+        if isinstance(tools, Sequence) and not isinstance(tools, str):
+            tools = [_tool(tool) for tool in tools]
+        fill(request.chat, {"tools": tools}, "chat")
     else:
+        if tools is not None:
+            field_error("tools", "tools of a text", "tools of a conversation: chat or chat_stream")
         set_prompt(request, source)
-    return flat(request, options, ("sampling", "stopping", "output", "cache"))
+    return flat(request, others, ("sampling", "stopping", "output", "cache"))
 
 
 def score_request(model: str, source: Prompt | v1.ChatInput, options: Mapping[str, object]) -> v1.ScoreRequest:

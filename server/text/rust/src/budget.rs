@@ -21,12 +21,15 @@ thread_local! {
     static ARMED: Cell<bool> = const { Cell::new(false) };
     static BYTES_LEFT: Cell<usize> = const { Cell::new(0) };
     static BLOCKS_LEFT: Cell<usize> = const { Cell::new(0) };
+    // What the last call of guarded() on this thread exceeded. A library that catches panics itself hides it.
+    static EXCEEDED: Cell<Option<Exceeded>> = const { Cell::new(None) };
     // Limit of the thread's processor time.
     static LATEST_NS: Cell<u64> = const { Cell::new(0) };
     // Monotonic time before which the call cannot have used up its processor time.
     static CHECK_AT_NS: Cell<u64> = const { Cell::new(0) };
 }
 
+#[derive(Clone, Copy)]
 enum Exceeded {
     Memory,
     Time,
@@ -171,26 +174,29 @@ fn install_hooks() {
 fn on_failed_allocation(_: Layout) {
     // If not armed, the machine is out of memory and std aborts.
     if ARMED.replace(false) {
-        resume_unwind(Box::new(if has_time() { Exceeded::Memory } else { Exceeded::Time }));
+        let exceeded = if has_time() { Exceeded::Memory } else { Exceeded::Time };
+        EXCEEDED.set(Some(exceeded));
+        resume_unwind(Box::new(exceeded));
     }
 }
 
-fn explain(payload: Box<dyn Any + Send>, budget: Budget) -> Failure {
-    if let Some(exceeded) = payload.downcast_ref::<Exceeded>() {
-        return Failure::Invalid(match exceeded {
-            Exceeded::Memory => format!(
-                "needs more memory than allowed ({} bytes in {} blocks)",
-                budget.bytes, budget.blocks
-            ),
-            Exceeded::Time => format!(
-                "engine ran out of fuel: takes more than {} ms of processor time",
-                budget.time.as_millis()
-            ),
-        });
-    }
+fn explain(payload: Box<dyn Any + Send>) -> Failure {
     let text = payload.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| payload.downcast_ref::<&str>().copied());
     Failure::Panic(text.unwrap_or("panic without a message").to_string())
+}
+
+fn explain_exceeded(exceeded: Exceeded, budget: Budget) -> Failure {
+    Failure::Invalid(match exceeded {
+        Exceeded::Memory => format!(
+            "needs more memory than allowed ({} bytes in {} blocks)",
+            budget.bytes, budget.blocks
+        ),
+        Exceeded::Time => format!(
+            "engine ran out of fuel: takes more than {} ms of processor time",
+            budget.time.as_millis()
+        ),
+    })
 }
 
 /// Runs `work`; a panic or an allocation beyond the budget becomes a Failure. Ends `work`
@@ -198,13 +204,22 @@ fn explain(payload: Box<dyn Any + Send>, budget: Budget) -> Failure {
 pub fn guarded<T>(budget: Budget, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     static HOOK: Once = Once::new();
     HOOK.call_once(install_hooks);
-    catch_unwind(AssertUnwindSafe(|| {
+    EXCEEDED.set(None);
+    let done = catch_unwind(AssertUnwindSafe(|| {
         BYTES_LEFT.set(budget.bytes);
         BLOCKS_LEFT.set(budget.blocks);
         limit_time(budget.time);
         let _disarm = Disarm { was_guarded: GUARDED.replace(true) };
         ARMED.set(true);
         work()
-    }))
-    .unwrap_or_else(|payload| Err(explain(payload, budget)))
+    }));
+    match EXCEEDED.get() {
+        Some(exceeded) => Err(explain_exceeded(exceeded, budget)),
+        None => done.unwrap_or_else(|payload| Err(explain(payload))),
+    }
+}
+
+/// Bytes that the last call of guarded() on this thread allocated and did not free; negative if it freed older blocks.
+pub fn net_bytes(budget: Budget) -> i64 {
+    budget.bytes as i64 - BYTES_LEFT.get() as i64
 }

@@ -5,16 +5,21 @@
 #![allow(clippy::missing_safety_doc)]
 
 mod budget;
+mod grammar;
+mod lark;
 mod marks;
 mod python;
+mod schema;
 mod source;
 mod template;
 mod tokenizer;
 mod trainer;
 
 use budget::{guarded, Budget, Failure};
+use grammar::{Compiler, Follower, Grammar, Kind, Tokens};
 use marks::Part;
 use std::ptr::null_mut;
+use std::sync::Arc;
 use template::{Input, Template};
 use tokenizer::{DecoderKind, Special, Tokenizer};
 use trainer::{peak_bytes, Trainer};
@@ -353,4 +358,129 @@ pub unsafe extern "C" fn nibble_template_render_turns(
 #[no_mangle]
 pub unsafe extern "C" fn nibble_template_has_generation(compiled: *const Template) -> bool {
     (*compiled).has_generation
+}
+
+#[repr(C)]
+pub struct Vocabulary {
+    blob: Text,
+    ends: *const u32,
+    special: *const u8,
+    size: usize,
+    end_tokens: *const i32,
+    num_end_tokens: usize,
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_compiler_new(
+    tokenizer: *const Tokenizer,
+    vocabulary: *const Vocabulary,
+    compiler: *mut *mut Compiler,
+    out: *mut Bytes,
+) -> i32 {
+    *compiler = null_mut();
+    answer(out, || {
+        let input = &*vocabulary;
+        let tokens = Tokens {
+            blob: slice(input.blob.data, input.blob.size),
+            ends: slice(input.ends, input.size),
+            special: slice(input.special, input.size),
+            end_tokens: slice(input.end_tokens, input.num_end_tokens),
+        };
+        *compiler = Box::into_raw(Box::new(Compiler::new(tokenizer, &tokens)?));
+        Ok(Vec::new())
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_compiler_free(compiler: *mut Compiler) {
+    if !compiler.is_null() {
+        quietly((), || drop(Box::from_raw(compiler)));
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_grammar_compile(
+    compiler: *const Compiler,
+    kind: i32,
+    source: Text,
+    grammar: *mut *const Grammar,
+    out: *mut Bytes,
+) -> i32 {
+    *grammar = null_mut();
+    // The values of NibbleGrammarKind (text_ffi.h).
+    let kind = match kind {
+        0 => Kind::JsonSchema,
+        1 => Kind::Regex,
+        2 => Kind::Choice,
+        3 => Kind::Lark,
+        _ => Kind::Tools,
+    };
+    answer(out, || {
+        let compiled = (*compiler).compile(kind, text(source.data, source.size)?)?;
+        *grammar = Arc::into_raw(Arc::new(compiled));
+        Ok(Vec::new())
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_grammar_free(grammar: *const Grammar) {
+    if !grammar.is_null() {
+        quietly((), || drop(Arc::from_raw(grammar)));
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_grammar_bytes(grammar: *const Grammar) -> i64 {
+    (*grammar).bytes()
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_grammar_failed(grammar: *const Grammar) -> bool {
+    (*grammar).failed()
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_follower_new(
+    grammar: *const Grammar,
+    follower: *mut *mut Follower,
+    out: *mut Bytes,
+) -> i32 {
+    *follower = null_mut();
+    answer(out, || {
+        Arc::increment_strong_count(grammar);
+        *follower = Box::into_raw(Box::new(Arc::from_raw(grammar).follow()?));
+        Ok(Vec::new())
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_follower_free(follower: *mut Follower) {
+    if !follower.is_null() {
+        quietly((), || drop(Box::from_raw(follower)));
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_follower_allowed(
+    follower: *mut Follower,
+    allowed: *mut u32,
+    num_words: usize,
+    out: *mut Bytes,
+) -> i32 {
+    answer(out, || {
+        (*follower).allowed(std::slice::from_raw_parts_mut(allowed, num_words))?;
+        Ok(Vec::new())
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_follower_accept(
+    follower: *mut Follower,
+    token: i32,
+    out: *mut Bytes,
+) -> i32 {
+    answer(out, || {
+        (*follower).accept(token as u32)?;
+        Ok(Vec::new())
+    })
 }

@@ -254,34 +254,37 @@ impl Tokenizer {
     }
 
     pub fn encode(&self, text: &str, special: Special) -> Result<Encoded, Failure> {
+        guarded(budget(text.len()), || self.encode_here(text, special))
+    }
+
+    /// For callers that have a budget of their own, because budgets do not nest.
+    pub fn encode_here(&self, text: &str, special: Special) -> Result<Encoded, Failure> {
         // Offsets are 32 bits wide.
         if u32::try_from(text.len()).is_err() {
             return Err(Failure::Invalid(format!("is {} bytes long", text.len())));
         }
-        guarded(budget(text.len()), || {
-            let added = special != Special::None;
-            let encoding = self.inner.encode(text, added).map_err(|e| e.to_string())?;
-            // The crate's ids have 32 bits; ours have 31, as in all code that computes with them.
-            if let Some(id) = encoding.get_ids().iter().find(|&&id| id > i32::MAX as u32) {
-                return Err(Failure::Invalid(format!(
-                    "has a token with the id {id}, wanted at most {}",
-                    i32::MAX
-                )));
-            }
-            let (all, offsets) = (encoding.get_ids(), encoding.get_offsets());
-            let end = all.len()..all.len();
-            let mut left_out = LeftOut { before: 0..0, after: end, began_with_added: false };
-            if added && special != Special::All {
-                left_out = find_left_out(all, encoding.get_special_tokens_mask(), special);
-            }
-            let keeps = |i: &usize| !left_out.before.contains(i) && !left_out.after.contains(i);
-            let kept: Vec<usize> = (0..all.len()).filter(keeps).collect();
-            let places = kept.iter().flat_map(|&i| [offsets[i].0 as u32, offsets[i].1 as u32]);
-            Ok(Encoded {
-                ids: kept.iter().flat_map(|&i| all[i].to_ne_bytes()).collect(),
-                offsets: places.flat_map(u32::to_ne_bytes).collect(),
-                began_with_added: left_out.began_with_added,
-            })
+        let added = special != Special::None;
+        let encoding = self.inner.encode(text, added).map_err(|e| e.to_string())?;
+        // The crate's ids have 32 bits; ours have 31, as in all code that computes with them.
+        if let Some(id) = encoding.get_ids().iter().find(|&&id| id > i32::MAX as u32) {
+            return Err(Failure::Invalid(format!(
+                "has a token with the id {id}, wanted at most {}",
+                i32::MAX
+            )));
+        }
+        let (all, offsets) = (encoding.get_ids(), encoding.get_offsets());
+        let end = all.len()..all.len();
+        let mut left_out = LeftOut { before: 0..0, after: end, began_with_added: false };
+        if added && special != Special::All {
+            left_out = find_left_out(all, encoding.get_special_tokens_mask(), special);
+        }
+        let keeps = |i: &usize| !left_out.before.contains(i) && !left_out.after.contains(i);
+        let kept: Vec<usize> = (0..all.len()).filter(keeps).collect();
+        let places = kept.iter().flat_map(|&i| [offsets[i].0 as u32, offsets[i].1 as u32]);
+        Ok(Encoded {
+            ids: kept.iter().flat_map(|&i| all[i].to_ne_bytes()).collect(),
+            offsets: places.flat_map(u32::to_ne_bytes).collect(),
+            began_with_added: left_out.began_with_added,
         })
     }
 

@@ -181,6 +181,10 @@ class AsyncClient:
         request = v1.RenderTemplateRequest(model=model, chat=chat_input(messages, add_generation_prompt))
         return await self._caller.call(methods.RENDER_TEMPLATE, request)
 
+    async def tokenizer_config(self, model: str) -> v1.GetTokenizerConfigResponse:
+        """The settings of the model's tokenizer, among them its special tokens, and its chat template."""
+        return await self._caller.call(methods.GET_TOKENIZER_CONFIG, v1.GetTokenizerConfigRequest(model=model))
+
     async def server_info(self) -> v1.ServerInfo:
         """Version, devices, formats and limits of the server, and what it does not implement."""
         return await self._caller.call(methods.GET_SERVER_INFO, v1.GetServerInfoRequest())

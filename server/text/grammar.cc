@@ -1,0 +1,170 @@
+#include "server/text/grammar.h"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <string_view>
+
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/text/ffi_result.h"
+
+namespace nibble::text {
+
+namespace {
+
+constexpr std::size_t kBits = 32;
+
+NibbleGrammarKind ToFfi(GrammarKind kind) {
+  switch (kind) {
+    case GrammarKind::kJsonSchema: return NIBBLE_GRAMMAR_JSON_SCHEMA;
+    case GrammarKind::kRegex: return NIBBLE_GRAMMAR_REGEX;
+    case GrammarKind::kChoice: return NIBBLE_GRAMMAR_CHOICE;
+    case GrammarKind::kLark: return NIBBLE_GRAMMAR_LARK;
+    case GrammarKind::kTools: return NIBBLE_GRAMMAR_TOOLS;
+  }
+  return NIBBLE_GRAMMAR_LARK;
+}
+
+NibbleText FfiText(std::string_view text) { return {FfiData(text), text.size()}; }
+
+}  // namespace
+
+Grammar::~Grammar() { nibble_grammar_free(handle_); }
+std::int64_t Grammar::bytes() const { return nibble_grammar_bytes(handle_); }
+bool Grammar::failed() const { return nibble_grammar_failed(handle_); }
+
+absl::StatusOr<std::unique_ptr<GrammarFollower>> GrammarFollower::Start(std::shared_ptr<const Grammar> grammar) {
+  NibbleFollower* handle = nullptr;
+  FfiBytes answer;
+  const NibbleTextCode code = nibble_follower_new(grammar->handle_, &handle, answer.out());
+  NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "constraint", answer));
+  return std::unique_ptr<GrammarFollower>(new GrammarFollower(handle, std::move(grammar)));
+}
+
+GrammarFollower::~GrammarFollower() { nibble_follower_free(handle_); }
+
+absl::Status GrammarFollower::Mask(std::span<float> logits) {
+  allowed_.resize((logits.size() + kBits - 1) / kBits);
+  FfiBytes answer;
+  const NibbleTextCode code = nibble_follower_allowed(handle_, allowed_.data(), allowed_.size(), answer.out());
+  NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "constraint", answer));
+  for (std::size_t w = 0; w < allowed_.size(); ++w) {
+    const std::uint32_t bits = allowed_[w];
+    if (bits == ~std::uint32_t{0}) continue;
+    const std::size_t end = std::min(logits.size(), (w + 1) * kBits);
+    for (std::size_t i = w * kBits; i < end; ++i) {
+      if ((bits >> (i % kBits) & 1) == 0) logits[i] = -std::numeric_limits<float>::infinity();
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GrammarFollower::Accept(std::int32_t token) {
+  FfiBytes answer;
+  return FfiStatus(nibble_follower_accept(handle_, token, answer.out()), "constraint", answer);
+}
+
+GrammarCompiler::GrammarCompiler(std::shared_ptr<const Tokenizer> tokenizer, std::int64_t vocab_size,
+                                 std::vector<std::int32_t> end_tokens)
+    : tokenizer_(std::move(tokenizer)), vocab_size_(vocab_size), end_tokens_(std::move(end_tokens)) {}
+
+GrammarCompiler::~GrammarCompiler() { nibble_compiler_free(handle_); }
+
+absl::Status GrammarCompiler::Prepare() {
+  std::call_once(prepared_, [this] {
+    if (!tokenizer_->decodes_by_token()) {
+      unprepared_ = absl::InvalidArgumentError("the model's tokenizer only decodes whole texts");
+      return;
+    }
+    std::set<std::int32_t> special;
+    for (const AddedToken& token : tokenizer_->added_tokens()) {
+      if (token.special) special.insert(token.id);
+    }
+    const TokenBytes& bytes = tokenizer_->token_bytes();
+    std::string blob;
+    std::vector<std::uint32_t> ends;
+    std::vector<std::uint8_t> is_special;
+    for (std::int32_t id = 0; id < vocab_size_; ++id) {
+      blob += bytes.Of(id);
+      ends.push_back(static_cast<std::uint32_t>(blob.size()));
+      is_special.push_back(special.contains(id) ? 1 : 0);
+    }
+    const NibbleVocabulary vocabulary = {.blob = FfiText(blob),
+                                         .ends = ends.data(),
+                                         .special = is_special.data(),
+                                         .size = ends.size(),
+                                         .end_tokens = end_tokens_.data(),
+                                         .num_end_tokens = end_tokens_.size()};
+    FfiBytes answer;
+    const NibbleTextCode code = nibble_compiler_new(tokenizer_->handle_, &vocabulary, &handle_, answer.out());
+    if (code == NIBBLE_TEXT_INVALID) unprepared_ = absl::InvalidArgumentError(std::string(answer.view()));
+    if (code == NIBBLE_TEXT_INTERNAL) unprepared_ = absl::InternalError(std::string(answer.view()));
+  });
+  return unprepared_;
+}
+
+std::shared_ptr<const Grammar> GrammarCompiler::Find(const Key& key) {
+  const auto found = entries_.find(key);
+  if (found == entries_.end()) return nullptr;
+  const std::shared_ptr<const Grammar> grammar = found->second.grammar;
+  if (grammar->failed() || grammar->bytes() > kMaxGrammarBytes) {
+    used_.erase(found->second.used);
+    entries_.erase(found);
+    return nullptr;
+  }
+  used_.splice(used_.begin(), used_, found->second.used);
+  return grammar;
+}
+
+void GrammarCompiler::DropOldest() {
+  entries_.erase(used_.back());
+  used_.pop_back();
+}
+
+void GrammarCompiler::Keep(const Key& key, std::shared_ptr<const Grammar> grammar) {
+  if (entries_.contains(key)) return;  // another call has compiled it meanwhile
+  used_.push_front(key);
+  entries_[key] = {std::move(grammar), used_.begin()};
+  const auto total = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    std::int64_t bytes = 0;
+    for (const auto& [_, entry] : entries_) bytes += entry.grammar->bytes();
+    return bytes;
+  };
+  while (entries_.size() > kMaxGrammars || (entries_.size() > 1 && total() > kMaxTotalBytes)) DropOldest();
+}
+
+bool GrammarCompiler::Has(const GrammarSource& source) {
+  base::MutexLock lock(mutex_);
+  return Find({source.kind, source.text}) != nullptr;
+}
+
+absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Compile(const GrammarSource& source,
+                                                                        const char* field) {
+  if (source.text.size() > GrammarSource::kMaxBytes) {
+    return base::FieldError(field, base::StrCat("has ", source.text.size(), " bytes, wanted at most ",
+                                                GrammarSource::kMaxBytes));
+  }
+  const Key key(source.kind, source.text);
+  {
+    base::MutexLock lock(mutex_);
+    if (auto kept = Find(key); kept != nullptr) return kept;
+  }
+  const auto as_field_error = [field](const absl::Status& status) {
+    return absl::IsInvalidArgument(status) ? base::FieldError(field, base::ToStd(status.message())) : status;
+  };
+  if (const absl::Status status = Prepare(); !status.ok()) return as_field_error(status);
+  const NibbleGrammar* handle = nullptr;
+  FfiBytes answer;
+  const NibbleTextCode code =
+      nibble_grammar_compile(handle_, ToFfi(source.kind), FfiText(source.text), &handle, answer.out());
+  if (code == NIBBLE_TEXT_INVALID) return base::FieldError(field, answer.view());
+  if (code == NIBBLE_TEXT_INTERNAL) return absl::InternalError(base::StrCat(field, ": ", answer.view()));
+  auto grammar = std::make_shared<const Grammar>(handle, tokenizer_);
+  base::MutexLock lock(mutex_);
+  Keep(key, grammar);
+  return grammar;
+}
+
+}  // namespace nibble::text

@@ -1,0 +1,132 @@
+// Constraints on the text of an output: JSON schemas, regular expressions, lists of texts and grammars.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/base/mutex.h"
+#include "server/text/tokenizer.h"
+
+struct NibbleCompiler;
+struct NibbleFollower;
+struct NibbleGrammar;
+
+namespace nibble::text {
+
+enum class GrammarKind {
+  kJsonSchema,  // texts are compact: no blanks between values, properties in the schema's order
+  kRegex,       // the whole text matches
+  kChoice,      // the source is a JSON list of texts
+  kLark,        // llguidance's dialect of Lark
+  kTools,       // a ToolGrammar, whose schemas have blanks after commas and colons, as chat templates write JSON
+};
+
+struct GrammarSource {
+  static constexpr std::size_t kMaxBytes = 256 << 10;
+
+  GrammarKind kind;
+  std::string text;
+};
+
+// A compiled constraint. Thread-safe.
+class Grammar {
+ public:
+  // Called by GrammarCompiler. Takes ownership of `handle`.
+  Grammar(const NibbleGrammar* handle, std::shared_ptr<const Tokenizer> tokenizer)
+      : handle_(handle), tokenizer_(std::move(tokenizer)) {}
+  Grammar(const Grammar&) = delete;
+  Grammar& operator=(const Grammar&) = delete;
+  ~Grammar();
+
+  // Memory of the grammar and of its followers, which share the states that they compute.
+  std::int64_t bytes() const;
+  // Whether a follower failed. The next ones could fail for the same reason.
+  bool failed() const;
+
+ private:
+  friend class GrammarFollower;
+  const NibbleGrammar* const handle_;
+  const std::shared_ptr<const Tokenizer> tokenizer_;  // the grammar refers to it
+};
+
+// Follows the text of one output. Thread-compatible.
+class GrammarFollower {
+ public:
+  // Errors: Internal.
+  static absl::StatusOr<std::unique_ptr<GrammarFollower>> Start(std::shared_ptr<const Grammar> grammar);
+  GrammarFollower(const GrammarFollower&) = delete;
+  GrammarFollower& operator=(const GrammarFollower&) = delete;
+  ~GrammarFollower();
+
+  // Sets the logits of all tokens that may not be next to -inf. When the text is complete, only end tokens are left.
+  //   logits  [V]  f32, changed in place
+  // Errors: InvalidArgument (the constraint needs too much time or memory here).
+  absl::Status Mask(std::span<float> logits);
+  // Adds a token that Mask left. Errors: as Mask.
+  absl::Status Accept(std::int32_t token);
+
+ private:
+  GrammarFollower(NibbleFollower* handle, std::shared_ptr<const Grammar> grammar)
+      : handle_(handle), grammar_(std::move(grammar)) {}
+
+  NibbleFollower* const handle_;
+  const std::shared_ptr<const Grammar> grammar_;
+  std::vector<std::uint32_t> allowed_;  // one bit per token
+};
+
+// Compiles constraints for one model, and keeps the last ones. Thread-safe.
+class GrammarCompiler {
+ public:
+  // Grammars that are kept. Their followers may make a grammar grow; one of more than kMaxGrammarBytes is compiled
+  // again for the next request.
+  static constexpr std::size_t kMaxGrammars = 32;
+  static constexpr std::int64_t kMaxGrammarBytes = std::int64_t{64} << 20;
+  static constexpr std::int64_t kMaxTotalBytes = std::int64_t{256} << 20;
+
+  // vocab_size: of the model's logits. end_tokens: the model's.
+  GrammarCompiler(std::shared_ptr<const Tokenizer> tokenizer, std::int64_t vocab_size,
+                  std::vector<std::int32_t> end_tokens);
+  ~GrammarCompiler();
+
+  // Takes up to 3 s of processor time and 192 MiB; the first call also prepares the vocabulary, a second for the
+  // largest. `field`: the caller's name of the constraint, in errors. Errors: InvalidArgument (FIELD_VIOLATION): the
+  // source has an error, cannot be enforced, or needs more time or memory; the model has no end token; its tokenizer
+  // only decodes whole texts.
+  absl::StatusOr<std::shared_ptr<const Grammar>> Compile(const GrammarSource& source, const char* field);
+  // Whether Compile would return a grammar that it has kept.
+  bool Has(const GrammarSource& source);
+
+ private:
+  using Key = std::pair<GrammarKind, std::string>;
+  struct Entry {
+    std::shared_ptr<const Grammar> grammar;
+    std::list<Key>::iterator used;
+  };
+
+  std::shared_ptr<const Grammar> Find(const Key& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Keep(const Key& key, std::shared_ptr<const Grammar> grammar) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropOldest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Prepare();
+
+  const std::shared_ptr<const Tokenizer> tokenizer_;
+  const std::int64_t vocab_size_;
+  const std::vector<std::int32_t> end_tokens_;
+  std::once_flag prepared_;
+  NibbleCompiler* handle_ = nullptr;  // after prepared_; null after an error
+  absl::Status unprepared_;           // after prepared_
+  base::Mutex mutex_;
+  std::map<Key, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  std::list<Key> used_ ABSL_GUARDED_BY(mutex_);  // the last used first
+};
+
+}  // namespace nibble::text

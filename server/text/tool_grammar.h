@@ -1,0 +1,33 @@
+// Constrains an answer to calls of tools.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/base/json.h"
+#include "server/text/tool_format.h"
+
+namespace nibble::text {
+
+struct ToolSchema {
+  std::string name;
+  base::Json parameters = base::Json::object();  // a JSON schema of an object
+};
+
+struct ToolGrammarOptions {
+  ToolFormat format = ToolFormat::kHermes;
+  std::vector<ToolSchema> tools;  // those that may be called, at least one
+  bool required = false;          // the answer is calls only; otherwise it may be, or may also contain, other text
+  bool parallel = true;           // more than one call; ignored for kLlama3, whose templates render one call per answer
+  // The id of a marker that is one token, or nullopt if it is text.
+  std::function<std::optional<std::int32_t>(std::string_view)> token_id;
+};
+
+// A grammar in llguidance's dialect of Lark (docs/syntax.md of its repository). It writes calls as the chat templates
+// do: with a blank after each colon and comma, and the name before the arguments.
+std::string ToolGrammar(const ToolGrammarOptions& options);
+
+}  // namespace nibble::text
