@@ -401,8 +401,8 @@ class ToolAnswerTest : public AnswerSinkTest {
     answer->OnStart(1);
     const serve::TokenLogprob token = {kD, 0, {}};
     for (const std::string& text : texts) answer->OnDelta(0, text, {&token, 1});
-    answer->OnOutputEnd({.index = 0, .reason = reason});
-    answer->OnFinish({.reason = reason});
+    answer->OnOutputEnd({0, reason, "", ""});
+    answer->OnFinish({absl::OkStatus(), reason, {}});
     EXPECT_TRUE(answer->status.ok()) << answer->status;
     EXPECT_EQ(answer->ids().size(), texts.size()) << "tokens of calls are tokens of the answer";
     return answer;
