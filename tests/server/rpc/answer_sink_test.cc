@@ -448,6 +448,24 @@ TEST_F(ToolAnswerTest, IncompleteCallBecomesTextBeforeTheFinish) {
   EXPECT_TRUE(answer->replies[answer->replies.size() - 2].has_finish());
 }
 
+// The stream's buffer has room for one delta between the last token and the finish.
+TEST_F(ToolAnswerTest, AllTextHeldBackToTheEndIsOneMessage) {
+  for (const std::string& last : {std::string("\"a\": 1}}<tool_"), std::string("oops")}) {
+    auto answer = Make(Ask(12), "", text::ToolParser::Options{.names = {"now"}});
+    answer->OnStart(1);
+    const serve::TokenLogprob token = {kD, 0, {}};
+    answer->OnDelta(0, "<tool_call>{\"name\": \"now\", \"arguments\": {", {&token, 1});
+    answer->OnDelta(0, last, {});
+    answer->OnOutputEnd({0, serve::FinishReason::kEos, "", ""});
+    ASSERT_EQ(answer->replies.size(), 4u);  // start, two deltas, finish
+    EXPECT_EQ(answer->replies[2].delta().tool_calls_size(), 1);
+    const bool complete = last != "oops";
+    EXPECT_EQ(answer->replies[2].delta().tool_calls(0).malformed(), !complete);
+    EXPECT_EQ(answer->finish().reason(), complete ? v1::FINISH_REASON_TOOL_CALLS : v1::FINISH_REASON_EOS);
+    answer->OnFinish({absl::OkStatus(), serve::FinishReason::kEos, {}});
+  }
+}
+
 TEST_F(ToolAnswerTest, LongTextThatWasHeldBackComesInPieces) {
   std::string call = "<tool_call>{\"name\": \"now\", \"x\": \"";
   while (call.size() < 2 * kMaxPieceBytes) call += "\xF0\x9F\x98\x80";
