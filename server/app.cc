@@ -81,6 +81,13 @@ std::optional<jobs::OomCount> CountOomKills() {
   return named.has_value() ? std::optional(jobs::OomCount{named->group, named->kills}) : std::nullopt;
 }
 
+// Memory of the listeners besides gRPC's.
+std::int64_t ListenerMemoryBytes(const AppOptions& options) {
+  const bool keeps_responses = !options.openai.address.empty() && options.openai.response_ttl_s > 0;
+  return (options.report.address.empty() ? 0 : kReportMemoryBytes) +
+         (keeps_responses ? options.openai.response_bytes : 0);
+}
+
 }  // namespace
 
 // Declared in dependency order; destroyed in reverse.
@@ -210,9 +217,7 @@ absl::Status App::State::OpenJobs() {
   control.ageing = absl::Seconds(options.job_ageing_s);
   control.max_queued = options.max_queued_jobs;
   control.max_open_per_owner = options.max_jobs_per_principal;
-  const bool keeps_responses = !options.openai.address.empty() && options.openai.response_ttl_s > 0;
-  const std::int64_t own_bytes = OwnMemoryBytes(options) + (options.report.address.empty() ? 0 : kReportMemoryBytes) +
-                                 (keeps_responses ? options.openai.response_bytes : 0);
+  const std::int64_t own_bytes = ListenerMemoryBytes(options) + OwnMemoryBytes(options);
   // Trainers that run elsewhere are limited only by the flag.
   const std::int64_t train_bytes = trains_here
                                        ? MemoryBytes(options.train_memory_bytes, own_bytes, base::RealFileSystem())

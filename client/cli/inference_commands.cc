@@ -23,7 +23,8 @@ struct GenerateOptions {
   std::optional<std::string> prompt, prompt_file, message, system;
   std::optional<std::int32_t> max_tokens, logprobs, top_k;
   std::optional<double> temperature, top_p, min_p;
-  std::vector<std::string> stop;
+  std::vector<std::string> stop, choice;
+  std::optional<std::string> json_schema_file, regex, grammar_file;
   std::optional<std::int64_t> seed;
   bool ignore_eos = false;
 };
@@ -34,6 +35,25 @@ absl::StatusOr<std::string> TextOf(std::string_view field, const std::optional<s
   if (file.has_value()) return ReadText(field, *file);
   NIBBLE_RETURN_IF_ERROR(CheckText(field, *text));
   return *text;
+}
+
+// At most one of the options is set.
+absl::Status SetConstraint(const GenerateOptions& options, v1::GenerateRequest& request) {
+  if (options.json_schema_file.has_value()) {
+    NIBBLE_ASSIGN_OR_RETURN(*request.mutable_json_schema(), ReadText("json-schema", *options.json_schema_file));
+  }
+  if (options.grammar_file.has_value()) {
+    NIBBLE_ASSIGN_OR_RETURN(*request.mutable_lark(), ReadText("grammar", *options.grammar_file));
+  }
+  if (options.regex.has_value()) {
+    NIBBLE_RETURN_IF_ERROR(CheckText("regex", *options.regex));
+    request.set_regex(*options.regex);
+  }
+  for (const std::string& choice : options.choice) {
+    NIBBLE_RETURN_IF_ERROR(CheckText("choice", choice));
+    request.mutable_choice()->add_choices(choice);
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<v1::GenerateRequest> BaseRequest(const GenerateOptions& options) {
@@ -52,6 +72,7 @@ absl::StatusOr<v1::GenerateRequest> BaseRequest(const GenerateOptions& options) 
   }
   if (options.seed.has_value()) request.mutable_sampling()->set_seed(*options.seed);
   if (options.logprobs.has_value()) request.mutable_output()->set_logprobs(*options.logprobs);
+  NIBBLE_RETURN_IF_ERROR(SetConstraint(options, request));
   return request;
 }
 
@@ -256,6 +277,15 @@ void AddSampling(CLI::App& sub, GenerateOptions& options, const char* max_tokens
   sub.add_option("--logprobs", options.logprobs,
                  "Add log-probabilities, with this many alternatives per token; --json encodes token bytes in base64");
   sub.add_flag("--ignore-eos", options.ignore_eos, "Continue after the end-of-sequence token");
+  CLI::Option_group* constraint = sub.add_option_group("constraint");
+  constraint->add_option("--json-schema", options.json_schema_file,
+                         "File with a JSON schema that the answer matches; -: standard input");
+  constraint->add_option("--regex", options.regex, "Regular expression that the whole answer matches");
+  constraint->add_option("--choice", options.choice, "Text that the answer may be; repeatable")
+      ->allow_extra_args(false);
+  constraint->add_option("--grammar", options.grammar_file,
+                         "File with a grammar in llguidance's dialect of Lark; -: standard input");
+  constraint->require_option(0, 1);
 }
 
 }  // namespace

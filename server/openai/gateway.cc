@@ -329,7 +329,7 @@ void Gateway::CreateResponse(std::shared_ptr<Incoming> incoming, const base::Jso
   const auto run = [this, incoming = std::move(incoming), shared] {
     RunResponse(incoming, std::move(*shared), responses_, stubs_, options_.max_answer_bytes);
   };
-  if (shared->previous == nullptr || shared->previous->total_bytes <= kLargeBody) return run();
+  if (shared->conversation_bytes <= kLargeBody) return run();
   RunOnParser(exchange, run);
 }
 

@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "server/base/error.h"
 #include "server/base/ids.h"
 #include "server/base/status_macros.h"
@@ -102,11 +103,13 @@ void ReadStream(JsonFields& fields, GenerateCall& call) {
   fields.Object("stream_options", [](JsonFields& options) { options.Neutral("include_obfuscation", false); });
 }
 
-absl::Status ReadInput(const Json& input, const FindItem& find_item, ResponseCall& call) {
+absl::Status ReadInput(const Json& input, const FindItem& find_item, std::size_t max_bytes, ResponseCall& call) {
+  call.input_bytes = call.instructions.value_or("").size();
   const auto add = [&](const Json& item, std::size_t number) {
     Json with_id = {{"id", ItemId(item["type"] == "message" ? "msg" : "fc", call.id, number)}};
     with_id.update(item);
     call.input.push_back({.id = with_id["id"], .json = base::Dump(with_id)});
+    call.input_bytes += call.input.back().json.size();
   };
   if (input.is_string()) {
     NIBBLE_ASSIGN_OR_RETURN(const Json item, CheckItem({{"role", "user"}, {"content", input}}, "input"));
@@ -122,10 +125,14 @@ absl::Status ReadInput(const Json& input, const FindItem& find_item, ResponseCal
       JsonFields fields(input[i], path);
       fields.Ignore("type");
       const std::string id = fields.String("id").value_or("");
-      const auto found = find_item(id);
+      auto found = find_item(id);
       if (!found.has_value()) fields.Fail("id", StrCat("there is no item \"", id, "\""));
+      call.input_bytes += found.has_value() ? found->json.size() : 0;
+      if (call.input_bytes > max_bytes)
+        fields.Fail("id",
+                    StrCat("the items up to this one have ", call.input_bytes, " bytes, wanted at most ", max_bytes));
       NIBBLE_RETURN_IF_ERROR(fields.Finish());
-      call.input.push_back({.id = id, .json = *found});
+      call.input.push_back(*std::move(found));
       continue;
     }
     NIBBLE_ASSIGN_OR_RETURN(const Json item, CheckItem(input[i], path));
@@ -179,7 +186,17 @@ std::string ResponseIdOf(std::string_view item_id) {
   return begin == end ? "" : StrCat("resp", item_id.substr(begin, end - begin));
 }
 
-absl::StatusOr<ResponseCall> ParseResponse(const Json& body, const FindItem& find_item) {
+const ResponseItem* FindItemOf(const Turn& turn, std::string_view item_id) {
+  std::size_t number = 0;  // of the item in the input, if it is there
+  if (absl::SimpleAtoi(base::ToAbsl(item_id.substr(item_id.rfind('_') + 1)), &number) && number < turn.input.size())
+    return turn.input[number].id == item_id ? &turn.input[number] : nullptr;
+  for (const ResponseItem& item : turn.output) {
+    if (item.id == item_id) return &item;
+  }
+  return nullptr;
+}
+
+absl::StatusOr<ResponseCall> ParseResponse(const Json& body, const FindItem& find_item, std::size_t max_input_bytes) {
   JsonFields fields(body);
   ResponseCall call;
   call.id = StrCat("resp_", base::NewId("").substr(1));
@@ -236,7 +253,7 @@ absl::StatusOr<ResponseCall> ParseResponse(const Json& body, const FindItem& fin
   }
   if (tool_choice != nullptr) NIBBLE_RETURN_IF_ERROR(ReadToolChoice(*tool_choice, request));
   call.generate.prompts.push_back(std::move(request));
-  NIBBLE_RETURN_IF_ERROR(ReadInput(*input, find_item, call));
+  NIBBLE_RETURN_IF_ERROR(ReadInput(*input, find_item, max_input_bytes, call));
   return call;
 }
 

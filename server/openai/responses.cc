@@ -41,7 +41,7 @@ std::shared_ptr<const StoredResponse> FindOrAnswer(const Incoming& incoming, con
   return found;
 }
 
-// Answers an error of the query, or one of a body, which these requests do not have.
+// Whether the query is wrong; then its error is the answer.
 bool Refused(const Incoming& incoming, QueryFields& fields) {
   const absl::Status status = fields.Finish();
   if (!status.ok()) incoming.exchange->Answer(ToReply(FromStatus(status)));
@@ -52,24 +52,20 @@ bool Refused(const Incoming& incoming, QueryFields& fields) {
 
 absl::StatusOr<PreparedResponse> PrepareResponse(const Json& body, const std::string& owner, ResponseStore& store,
                                                  std::size_t max_conversation_bytes) {
-  const auto find_item = [&](const std::string& id) -> std::optional<std::string> {
+  const auto find_item = [&](const std::string& id) -> std::optional<ResponseItem> {
     const auto response = store.Find(owner, ResponseIdOf(id));
-    if (response == nullptr) return std::nullopt;
-    for (const auto* items : {&response->turn->input, &response->turn->output}) {
-      for (const ResponseItem& item : *items) {
-        if (item.id == id) return item.json;
-      }
-    }
-    return std::nullopt;
+    const ResponseItem* item = response == nullptr ? nullptr : FindItemOf(*response->turn, id);
+    return item == nullptr ? std::nullopt : std::optional(*item);
   };
   PreparedResponse prepared;
-  NIBBLE_ASSIGN_OR_RETURN(prepared.call, ParseResponse(body, find_item));
+  NIBBLE_ASSIGN_OR_RETURN(prepared.call, ParseResponse(body, find_item, max_conversation_bytes));
   const ResponseCall& call = prepared.call;
   if (!store.keeps_any()) {
     const char* why = "this server keeps no responses (--openai_response_ttl_s is 0)";
     if (call.store.value_or(false)) return FieldError("store", StrCat("is true, but ", why));
     if (!call.previous_response_id.empty()) return FieldError("previous_response_id", StrCat("is set, but ", why));
   }
+  prepared.conversation_bytes = call.input_bytes;
   if (call.previous_response_id.empty()) return prepared;
   const auto previous = store.Find(owner, call.previous_response_id);
   if (previous == nullptr) {
@@ -79,11 +75,10 @@ absl::StatusOr<PreparedResponse> PrepareResponse(const Json& body, const std::st
         "FIELD_VIOLATION", {{"field", "previous_response_id"}, {"openai_code", "previous_response_not_found"}});
   }
   prepared.previous = previous->turn;
-  std::size_t bytes = prepared.previous->total_bytes;
-  for (const ResponseItem& item : call.input) bytes += item.json.size();
-  if (bytes > max_conversation_bytes) {
-    return FieldError("previous_response_id",
-                      StrCat("the conversation would have ", bytes, " bytes, wanted at most ", max_conversation_bytes));
+  prepared.conversation_bytes += prepared.previous->total_bytes;
+  if (prepared.conversation_bytes > max_conversation_bytes) {
+    return FieldError("previous_response_id", StrCat("the conversation would have ", prepared.conversation_bytes,
+                                                     " bytes, wanted at most ", max_conversation_bytes));
   }
   if (prepared.previous->num_turns >= kMaxTurns) {
     return FieldError("previous_response_id", StrCat("the conversation has ", kMaxTurns,

@@ -15,6 +15,7 @@ namespace nibble::openai {
 struct PreparedResponse {
   ResponseCall call;
   std::shared_ptr<const Turn> previous;  // of previous_response_id; nullptr: none
+  std::size_t conversation_bytes = 0;    // of the items of the request and of `previous`
 };
 
 // Checks a request and finds what it refers to in the store. `max_conversation_bytes`: of all items. Errors: those of

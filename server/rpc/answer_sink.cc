@@ -66,12 +66,17 @@ std::size_t AnswerSink::num_echo_messages() const {
 
 void AnswerSink::OnDelta(int index, std::string_view text, std::span<const serve::TokenLogprob> tokens) {
   BeginOutputs();
+  // Text without tokens is the last of its output; OnOutputEnd sends it together with the end of the calls.
+  if (context_.options.tools.has_value() && tokens.empty()) {
+    last_text_[index] = text;
+    return;
+  }
   context_.environment.metrics.TokensGenerated(context_.resident->name, tokens.size());
   v1::GenerateReply reply;
   auto* delta = reply.mutable_delta();
   delta->set_index(index);
   if (context_.options.tools.has_value()) {
-    SetText(parsers_.try_emplace(index, *context_.options.tools).first->second.Push(text), *delta);
+    SetText(ParserOf(index).Push(text), *delta);
   } else {
     delta->set_text(text.data(), text.size());
   }
@@ -103,12 +108,20 @@ void AnswerSink::SetText(text::ToolParser::Result text, v1::GenerateDelta& delta
 void AnswerSink::OnOutputEnd(const serve::OutputEnd& ended) {
   BeginOutputs();
   bool calls_tools = false;
-  if (const auto parser = parsers_.find(ended.index); parser != parsers_.end()) {
+  if (context_.options.tools.has_value()) {
+    text::ToolParser& parser = ParserOf(ended.index);
+    text::ToolParser::Result last = parser.Push(last_text_[ended.index]);
+    const text::ToolParser::Result unfinished = parser.Finish();
+    last.content += unfinished.content;
+    for (const text::ToolParser::CallPart& part : unfinished.calls) {  // at most one, which is malformed
+      if (last.calls.empty() || last.calls.back().index != part.index) last.calls.push_back(part);
+      last.calls.back().malformed = part.malformed;
+    }
     v1::GenerateReply rest;
     rest.mutable_delta()->set_index(ended.index);
-    SetText(parser->second.Finish(), *rest.mutable_delta());
+    SetText(std::move(last), *rest.mutable_delta());
     if (!rest.delta().text().empty() || !rest.delta().tool_calls().empty()) Emit(rest);
-    calls_tools = parser->second.num_calls() > 0 &&
+    calls_tools = parser.num_calls() > 0 &&
                   (ended.reason == serve::FinishReason::kEos || ended.reason == serve::FinishReason::kStop);
   }
   v1::GenerateReply reply;

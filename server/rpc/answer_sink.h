@@ -61,6 +61,7 @@ class AnswerSink : public serve::ResponseSink {
   void Begin();
   void BeginOutputs();
   void LetGo();
+  text::ToolParser& ParserOf(int index) { return parsers_.try_emplace(index, *context_.options.tools).first->second; }
   // Sets the text of `delta`, and the calls in it. Sends all of a text that is too large for one message, except its
   // last piece, in messages of their own.
   void SetText(text::ToolParser::Result text, v1::GenerateDelta& delta);
@@ -72,6 +73,7 @@ class AnswerSink : public serve::ResponseSink {
   bool echoed_ = false;                      // the echo was sent
   std::int32_t scored_ = 0;                  // prompt tokens whose logprobs were sent
   std::map<int, std::int32_t> last_token_;   // by output
+  std::map<int, std::string> last_text_;     // by output, with tools: text held back until the end
   std::map<int, text::ToolParser> parsers_;  // by output, with tools
 };
 

@@ -32,8 +32,8 @@ std::string_view FirstPiece(std::string_view text, std::size_t max_bytes);
 std::size_t MaxPieces(std::size_t text_bytes, std::size_t max_bytes);
 
 // Messages that one output may add to a stream between two of the engine's checks for a slow reader: a delta, text that
-// was held back for a stop string, text that was held back for a call of a tool, and a finish.
-inline constexpr std::size_t kMessagesOfAStep = 4;
+// was held back, and a finish.
+inline constexpr std::size_t kMessagesOfAStep = 3;
 
 // The echoes of all outputs are sent at once, so the stream's buffer must hold them. Errors: ResourceExhausted
 // (MESSAGE_TOO_LARGE; metadata need, max, in messages): it does not.

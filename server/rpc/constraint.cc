@@ -65,11 +65,11 @@ std::optional<Constraint> ToolConstraint(const v1::GenerateRequest& request, con
   const bool required = !wanted.empty() || request.tool_choice() == v1::TOOL_CHOICE_REQUIRED;
   const bool strict = std::any_of(tools.begin(), tools.end(), [](const v1::Tool& tool) { return tool.strict(); });
   if (!required && !strict) return std::nullopt;
-  text::ToolGrammarOptions options = {
-      .format = *assets.tool_format,
-      .required = required,
-      .parallel = !request.has_parallel_tool_calls() || request.parallel_tool_calls(),
-      .token_id = [&](std::string_view marker) { return assets.tokenizer->TokenId(marker); }};
+  text::ToolGrammarOptions options;
+  options.format = *assets.tool_format;
+  options.required = required;
+  options.parallel = !request.has_parallel_tool_calls() || request.parallel_tool_calls();
+  options.token_id = [&](std::string_view marker) { return assets.tokenizer->TokenId(marker); };
   for (const v1::Tool& tool : tools) {
     if (!wanted.empty() && tool.name() != wanted) continue;
     text::ToolSchema schema = {.name = tool.name()};

@@ -119,8 +119,8 @@ absl::Status Submit(CallEnvironment& environment, const Call& call, const v1::Ge
   serve::Request request = options.request;
   if (options.constraint.has_value()) {
     request.grammar_field = options.constraint->field;
-    NIBBLE_ASSIGN_OR_RETURN(request.grammar, resident->engine->grammars().Compile(options.constraint->source,
-                                                                                  options.constraint->field));
+    NIBBLE_ASSIGN_OR_RETURN(
+        request.grammar, resident->engine->grammars().Compile(options.constraint->source, options.constraint->field));
     NIBBLE_RETURN_IF_ERROR(call.StillWanted(validated.deadline));
   }
   request.prompt = prompt;

@@ -111,8 +111,7 @@ absl::Status Engine::Check(const Request& request) const {
     const char* field = request.stopping.min_tokens > 0 ? "stopping.min_tokens"
                         : request.stopping.ignore_eos   ? "stopping.ignore_eos"
                                                         : nullptr;
-    if (field != nullptr)
-      return base::FieldError(field, base::StrCat("is not allowed with ", request.grammar_field));
+    if (field != nullptr) return base::FieldError(field, "is not allowed with a constraint on the text");
   }
   if (request.stopping.min_tokens > 0) {
     const std::int64_t vocab = model_->config().vocab_size;

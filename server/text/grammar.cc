@@ -27,6 +27,12 @@ NibbleGrammarKind ToFfi(GrammarKind kind) {
   return NIBBLE_GRAMMAR_LARK;
 }
 
+absl::Status ToStatus(NibbleTextCode code, const FfiBytes& answer) {
+  if (code == NIBBLE_TEXT_OK) return absl::OkStatus();
+  const std::string text(answer.view());
+  return code == NIBBLE_TEXT_INVALID ? absl::InvalidArgumentError(text) : absl::InternalError(text);
+}
+
 NibbleText FfiText(std::string_view text) { return {FfiData(text), text.size()}; }
 
 }  // namespace
@@ -39,7 +45,7 @@ absl::StatusOr<std::unique_ptr<GrammarFollower>> GrammarFollower::Start(std::sha
   NibbleFollower* handle = nullptr;
   FfiBytes answer;
   const NibbleTextCode code = nibble_follower_new(grammar->handle_, &handle, answer.out());
-  NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "constraint", answer));
+  NIBBLE_RETURN_IF_ERROR(ToStatus(code, answer));
   return std::unique_ptr<GrammarFollower>(new GrammarFollower(handle, std::move(grammar)));
 }
 
@@ -49,7 +55,7 @@ absl::Status GrammarFollower::Mask(std::span<float> logits) {
   allowed_.resize((logits.size() + kBits - 1) / kBits);
   FfiBytes answer;
   const NibbleTextCode code = nibble_follower_allowed(handle_, allowed_.data(), allowed_.size(), answer.out());
-  NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "constraint", answer));
+  NIBBLE_RETURN_IF_ERROR(ToStatus(code, answer));
   for (std::size_t w = 0; w < allowed_.size(); ++w) {
     const std::uint32_t bits = allowed_[w];
     if (bits == ~std::uint32_t{0}) continue;
@@ -63,7 +69,7 @@ absl::Status GrammarFollower::Mask(std::span<float> logits) {
 
 absl::Status GrammarFollower::Accept(std::int32_t token) {
   FfiBytes answer;
-  return FfiStatus(nibble_follower_accept(handle_, token, answer.out()), "constraint", answer);
+  return ToStatus(nibble_follower_accept(handle_, token, answer.out()), answer);
 }
 
 GrammarCompiler::GrammarCompiler(std::shared_ptr<const Tokenizer> tokenizer, std::int64_t vocab_size,
@@ -99,8 +105,7 @@ absl::Status GrammarCompiler::Prepare() {
                                          .num_end_tokens = end_tokens_.size()};
     FfiBytes answer;
     const NibbleTextCode code = nibble_compiler_new(tokenizer_->handle_, &vocabulary, &handle_, answer.out());
-    if (code == NIBBLE_TEXT_INVALID) unprepared_ = absl::InvalidArgumentError(std::string(answer.view()));
-    if (code == NIBBLE_TEXT_INTERNAL) unprepared_ = absl::InternalError(std::string(answer.view()));
+    unprepared_ = ToStatus(code, answer);
   });
   return unprepared_;
 }
@@ -143,24 +148,23 @@ bool GrammarCompiler::Has(const GrammarSource& source) {
 absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Compile(const GrammarSource& source,
                                                                         const char* field) {
   if (source.text.size() > GrammarSource::kMaxBytes) {
-    return base::FieldError(field, base::StrCat("has ", source.text.size(), " bytes, wanted at most ",
-                                                GrammarSource::kMaxBytes));
+    return base::FieldError(
+        field, base::StrCat("has ", source.text.size(), " bytes, wanted at most ", GrammarSource::kMaxBytes));
   }
   const Key key(source.kind, source.text);
   {
     base::MutexLock lock(mutex_);
     if (auto kept = Find(key); kept != nullptr) return kept;
   }
-  const auto as_field_error = [field](const absl::Status& status) {
-    return absl::IsInvalidArgument(status) ? base::FieldError(field, base::ToStd(status.message())) : status;
-  };
-  if (const absl::Status status = Prepare(); !status.ok()) return as_field_error(status);
   const NibbleGrammar* handle = nullptr;
-  FfiBytes answer;
-  const NibbleTextCode code =
-      nibble_grammar_compile(handle_, ToFfi(source.kind), FfiText(source.text), &handle, answer.out());
-  if (code == NIBBLE_TEXT_INVALID) return base::FieldError(field, answer.view());
-  if (code == NIBBLE_TEXT_INTERNAL) return absl::InternalError(base::StrCat(field, ": ", answer.view()));
+  absl::Status status = Prepare();
+  if (status.ok()) {
+    FfiBytes answer;
+    status = ToStatus(nibble_grammar_compile(handle_, ToFfi(source.kind), FfiText(source.text), &handle, answer.out()),
+                      answer);
+  }
+  if (absl::IsInvalidArgument(status)) return base::FieldError(field, base::ToStd(status.message()));
+  NIBBLE_RETURN_IF_ERROR(status);
   auto grammar = std::make_shared<const Grammar>(handle, tokenizer_);
   base::MutexLock lock(mutex_);
   Keep(key, grammar);

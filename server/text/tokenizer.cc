@@ -154,9 +154,7 @@ std::string Tokenizer::BytesOf(std::int32_t id) const {
   return Decode(std::span(&id, 1), /*skip_special_tokens=*/false).value_or("");
 }
 
-bool Tokenizer::decodes_by_token() const {
-  return nibble_tokenizer_decoder_kind(handle_) != NIBBLE_DECODER_WHOLE;
-}
+bool Tokenizer::decodes_by_token() const { return nibble_tokenizer_decoder_kind(handle_) != NIBBLE_DECODER_WHOLE; }
 
 const TokenBytes& Tokenizer::token_bytes() const {
   std::call_once(listed_, [this] {

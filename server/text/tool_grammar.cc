@@ -10,9 +10,9 @@ namespace {
 using base::Json;
 using base::StrCat;
 
-// Any text, and text that does not begin with a brace.
-constexpr char kText[] = "TEXT: /(?s:.+)/\n";
-constexpr char kTextWithoutBrace[] = "TEXT: /[^{](?s:.*)/\n";
+// Text that is no call in kLlama3: its first character that is not a blank is no brace.
+constexpr char kTextWithoutBrace[] = R"(TEXT: /[ \t\r\n]+|[ \t\r\n]*[^{ \t\r\n](?s:.*)/)"
+                                     "\n";
 
 // Lark writes strings as JSON does.
 std::string Literal(std::string_view text) { return base::Dump(Json(std::string(text))); }
@@ -57,10 +57,11 @@ std::string Marked(const ToolGrammarOptions& options, std::string_view marker, c
   const std::string one = StrCat(begin, " ", after);
   const std::string more = options.parallel && repeatable ? StrCat(" (", separator, one, ")*") : "";
   if (options.required) return StrCat("start: ", one, more, "\n");
-  // A lexeme of text cannot contain a marker that is a token. A marker that is text ends the text before it.
-  if (IsToken(options, marker)) return StrCat("start: TEXT? (", one, more, ")?\n", kText);
-  return StrCat("start: TEXT | begin ", after, more, "\nbegin[lazy]: /(?s:.*)/ ", begin,
-                "\nTEXT: /(?s:.*)/ & ~(/(?s:.*)/ ", begin, " /(?s:.*)/)\n");
+  // Text never has the marker, not even spelled with other tokens, because the parser of calls would see it.
+  const std::string text = StrCat("TEXT: /(?s:.+)/ & ~(/(?s:.*)/ ", Literal(marker), " /(?s:.*)/)\n");
+  if (IsToken(options, marker)) return StrCat("start: TEXT? (", one, more, ")?\n", text);
+  // The lexer ends `begin` at the first marker; a marker after TEXT would come too late.
+  return StrCat("start: TEXT? | begin ", after, more, "\nbegin[lazy]: /(?s:.*)/ ", begin, "\n", text);
 }
 
 }  // namespace

@@ -22,12 +22,13 @@ struct ToolGrammarOptions {
   std::vector<ToolSchema> tools;  // those that may be called, at least one
   bool required = false;          // the answer is calls only; otherwise it may be, or may also contain, other text
   bool parallel = true;           // more than one call; ignored for kLlama3, whose templates render one call per answer
-  // The id of a marker that is one token, or nullopt if it is text.
+  // The id of a marker that is a special token of the vocabulary; nullopt: the marker is text.
   std::function<std::optional<std::int32_t>(std::string_view)> token_id;
 };
 
-// A grammar in llguidance's dialect of Lark (docs/syntax.md of its repository). It writes calls as the chat templates
-// do: with a blank after each colon and comma, and the name before the arguments.
+// A grammar in llguidance's dialect of Lark (docs/syntax.md of its repository). A special token is <[id]> there. The
+// name of a tool is before its arguments, as in the chat templates; the arguments are `%json` with the tool's own
+// schema, so that references in it stay right.
 std::string ToolGrammar(const ToolGrammarOptions& options);
 
 }  // namespace nibble::text

@@ -9,6 +9,8 @@
 namespace nibble::text {
 namespace {
 
+constexpr char kBlanks[] = " \n\t\r";
+
 bool IsBlank(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
 // A JSON string with its quotes; "" is also the result for an invalid one.
@@ -54,7 +56,7 @@ ToolParser::Result ToolParser::Finish() {
   const bool blank = std::all_of(held_.begin(), held_.end(), IsBlank);
   const bool closing = state_ == State::kClose || state_ == State::kAfterItem;
   if (closing || (state_ == State::kText && after_call_ && blank)) {
-    held_.clear();
+    Release();
   } else {
     Fail();
   }
@@ -120,14 +122,13 @@ void ToolParser::Take(char c) {
       state_ = State::kNextKey;
       return;
     case State::kClose: {
-      const auto is_mark = std::find_if_not(held_.begin(), held_.end(), IsBlank);
-      const std::string_view body(is_mark, held_.end());
+      if (IsLeadingBlank(c)) return;
+      const std::string_view body = std::string_view(held_).substr(num_blanks_);
       if (body == kHermesEnd) {
-        held_.clear();
-        state_ = State::kText;
+        Release();
       } else if (!kHermesEnd.starts_with(body)) {
         const std::string again = std::exchange(held_, "");
-        state_ = State::kText;
+        Release();
         for (const char each : again) Take(each);
       }
       return;
@@ -137,8 +138,7 @@ void ToolParser::Take(char c) {
       if (c == ',') {
         state_ = State::kItem;
       } else if (c == ']') {
-        held_.clear();
-        state_ = State::kText;
+        Release();
       } else {
         FailAt(c);
       }
@@ -149,42 +149,44 @@ void ToolParser::Take(char c) {
   }
 }
 
+// Whether `c`, the last character of held_, is one of the blanks at its beginning; counts them.
+bool ToolParser::IsLeadingBlank(char c) {
+  const bool separator = c == ';' && options_.format == ToolFormat::kLlama3 && after_call_;
+  if (held_.size() != num_blanks_ + 1 || !(IsBlank(c) || separator)) return false;
+  ++num_blanks_;
+  return true;
+}
+
+// Drops the text that is held back; other text follows.
+void ToolParser::Release() {
+  held_.clear();
+  num_blanks_ = 0;
+  state_ = State::kText;
+}
+
 // Whether a call may begin with `body`, text without blanks before it.
 bool ToolParser::MayBegin(std::string_view body, bool* complete) const {
-  *complete = false;
   std::string_view marker = kMistralBegin;
   if (options_.format == ToolFormat::kHermes) marker = kHermesBegin;
-  if (options_.format == ToolFormat::kLlama3) {
-    if (!at_start_) return body.empty();
-    if (after_call_ && body.starts_with(';')) {
-      body.remove_prefix(1);
-      while (!body.empty() && IsBlank(body.front())) body.remove_prefix(1);
-    }
-    marker = body.starts_with('{') ? "{" : kLlama3Begin;
-  }
+  if (options_.format == ToolFormat::kLlama3) marker = body.starts_with('{') ? "{" : kLlama3Begin;
   *complete = body == marker;
+  if (options_.format == ToolFormat::kLlama3 && !at_start_) return body.empty();
   return marker.starts_with(body);
 }
 
 void ToolParser::TakeText(char c) {
   held_ += c;
-  for (std::size_t begin = 0;; ++begin) {
-    // held_[begin..] is blanks and then the beginning of a marker, or becomes content.
-    const std::string_view rest = std::string_view(held_).substr(begin);
-    const std::size_t blanks = std::min(rest.size(), rest.find_first_not_of(" \n\t\r"));
-    bool complete;
-    if (!MayBegin(rest.substr(blanks), &complete)) {
-      at_start_ = false;
-      after_call_ = false;
-      continue;
-    }
-    result_.content.append(held_, 0, begin);
-    held_.erase(0, begin);
-    if (!complete) return;
-    in_list_ = by_name_ = false;
-    state_ = held_.ends_with('{') ? State::kFirstKey : State::kBegin;
-    return;
+  if (IsLeadingBlank(c)) return;
+  bool complete;
+  while (!MayBegin(std::string_view(held_).substr(num_blanks_), &complete)) {
+    at_start_ = after_call_ = false;
+    result_.content.append(held_, 0, num_blanks_ + 1);
+    held_.erase(0, num_blanks_ + 1);
+    num_blanks_ = std::min(held_.size(), held_.find_first_not_of(kBlanks));
   }
+  if (!complete) return;
+  in_list_ = by_name_ = false;
+  state_ = held_.ends_with('{') ? State::kFirstKey : State::kBegin;
 }
 
 void ToolParser::BeginValue(char c) {
@@ -306,7 +308,7 @@ void ToolParser::EndCall() {
     ++num_calls_;
     ++next_index_;
   }
-  held_.clear();
+  Release();
   after_call_ = true;
   ForgetCall();
   state_ = in_list_ ? State::kAfterItem : options_.format == ToolFormat::kHermes ? State::kClose : State::kText;
@@ -325,9 +327,9 @@ void ToolParser::Fail() {
     ++next_index_;
   }
   ForgetCall();
-  result_.content += std::exchange(held_, "");
+  result_.content += held_;
   at_start_ = after_call_ = false;
-  state_ = State::kText;
+  Release();
 }
 
 void ToolParser::FailAt(char c) {

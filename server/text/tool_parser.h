@@ -75,6 +75,8 @@ class ToolParser {
   void TakeText(char c);
   void TakeValue(char c);
   void TakeName(char c);
+  bool IsLeadingBlank(char c);
+  void Release();
   bool MayBegin(std::string_view body, bool* complete) const;
   void BeginValue(char c);
   void EndObject();
@@ -92,10 +94,11 @@ class ToolParser {
   const Options options_;
   Result result_;
   State state_ = State::kText;
-  std::string held_;         // text that is not in a result yet, from the blanks before a marker or a call on
-  bool at_start_ = true;     // only blanks, and calls with what separates them, so far
-  bool after_call_ = false;  // no content since the last call
-  int num_calls_ = 0;        // that have ended and were reported
+  std::string held_;            // text that is not in a result yet, from the blanks before a marker or a call on
+  std::size_t num_blanks_ = 0;  // at the beginning of held_, in kText and kClose
+  bool at_start_ = true;        // only blanks, and calls with what separates them, so far
+  bool after_call_ = false;     // no content since the last call
+  int num_calls_ = 0;           // that have ended and were reported
   int next_index_ = 0;
 
   // The current call.

@@ -225,6 +225,8 @@ DESIGNED = {
     "nibble_disk_free_bytes": {"volume"},
     "nibble_worker_oom_kills_total": set(),
     "nibble_openai_requests_total": {"route"},
+    "nibble_openai_stored_responses": set(),
+    "nibble_openai_stored_response_bytes": set(),
     "nibble_auth_failures_total": {"reason"},
     "nibble_rejected_total": {"reason"},
     "process_cpu_seconds_total": set(),

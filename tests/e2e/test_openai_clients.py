@@ -80,6 +80,24 @@ try:
     raise SystemExit("no error")
 except openai.NotFoundError as error:
     assert error.code == "model_not_found"
+ask = dict(model="small-int8", temperature=0, max_output_tokens=8, include=["message.output_text.logprobs"], top_logprobs=2)
+first = client.responses.create(**ask, input="Who keeps the light?", instructions="Be brief.", metadata={"a": "b"})
+events = list(client.responses.create(**ask, input="Who keeps the light?", instructions="Be brief.", stream=True))
+assert [event.sequence_number for event in events] == list(range(len(events)))
+assert events[-1].response.output_text == first.output_text and len(first.output[0].content[0].logprobs) == 8
+assert client.responses.retrieve(first.id) == first
+second = client.responses.create(**ask, input="And why?", previous_response_id=first.id)
+assert [item.role for item in client.responses.input_items.list(second.id, limit=1, order="asc")] == ["user", "assistant", "user"]
+client.responses.delete(first.id)
+for call, kind, code in ((lambda: client.responses.retrieve(first.id), openai.NotFoundError, "response_not_found"),
+                         (lambda: client.responses.cancel(second.id), openai.BadRequestError, "invalid_value"),
+                         (lambda: client.responses.create(**ask, input="a", previous_response_id=first.id), openai.BadRequestError,
+                          "previous_response_not_found")):
+    try:
+        call()
+        raise SystemExit("no error")
+    except kind as error:
+        assert error.code == code
 print(whole.choices[0].message.content)
 """
 

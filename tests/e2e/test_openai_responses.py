@@ -1,12 +1,13 @@
 """/v1/responses with OpenAI's own Python package, unmodified: text, streams, conversations, and what the server keeps."""
 import json
+import re
 import time
 
 import httpx
 import openai
 import pytest
 
-from conftest import Server, import_small
+from conftest import ROOT, Server, import_small
 from soon import soon
 from test_openai import client_of
 from test_security import new_token
@@ -52,6 +53,14 @@ def test_text_is_that_of_a_chat(client):
     assert (response.max_output_tokens, response.tools, response.text.format.type) == (8, [], "text")
     assert response.output[0].role == "assistant" and response.output[0].status == "incomplete"
     assert abs(response.created_at - time.time()) < 60
+
+
+def test_example_of_the_document(client):
+    text = (ROOT / "docs/clients.md").read_text()
+    block = re.search(r"```python\n(.*?)```", text[text.index("## Responses\n"):], re.DOTALL).group(1)
+    names = {"client": client}
+    exec(block.replace("tuned-int8", "small-int8"), names)
+    assert names["second"].previous_response_id == names["first"].id and names["second"].output_text
 
 
 def test_answer_that_ends_by_itself_is_completed(client):

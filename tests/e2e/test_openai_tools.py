@@ -237,6 +237,7 @@ def test_grpc_api_gives_the_same_calls(server):
         # Without the bias, only the constraint makes the random model call the tool.
         request.sampling.Clear()
         request.required_tool = "weather"
+        request.parallel_tool_calls = False
         request.stopping.max_tokens = 200
         output = stub.Chat(v1.ChatRequest(request=request)).outputs[0]
         assert [call.name for call in output.tool_calls] == ["weather"]
@@ -286,3 +287,27 @@ def test_responses_of_a_model_without_tools_refuse_them(client):
     with pytest.raises(openai.BadRequestError) as raised:
         client.responses.create(model="plain", input="Weather?", tools=[tool])
     assert (raised.value.code, raised.value.param) == ("template_error", "tools")
+
+
+# Random models with a random temperature: only the constraint makes them write calls.
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=["required", "named"])
+def test_required_calls_match_their_schemas(client, name, choice):
+    request = {"model": name, "messages": ASK, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False, "temperature": 1.0, "seed": 5,
+               "max_completion_tokens": 400, "extra_body": {"repetition_penalty": 1.3}}
+    answer = client.chat.completions.create(**request).choices[0]
+    assert answer.finish_reason in ("tool_calls", "length")
+    if answer.finish_reason == "tool_calls":
+        [call] = answer.message.tool_calls
+        assert answer.message.content is None
+        assert call.function.name == "weather" or choice == "required"
+        arguments = json.loads(call.function.arguments)
+        assert call.function.name == "now" or isinstance(arguments["city"], str)
+
+
+def test_strict_tools_are_checked_before_the_answer(client):
+    wrong = {"type": "function", "function": {"name": "then", "strict": True, "parameters": {
+        "type": "object", "properties": {"when": {"type": "string", "format": "moment"}}}}}
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(model="hermes", messages=ASK, tools=[wrong], max_completion_tokens=4)
+    assert raised.value.param == "tools" and "#/properties/when/format" in raised.value.message

@@ -30,8 +30,8 @@ MAY = {
     "kserve": ["base", "auth", "rpc", "openai"],
     "registry": ["base", "auth", "telemetry", "text", "model", "store", "data", "convert"],
     "operations": ["base", "auth", "registry"],
-    "rpc": ["base", "telemetry", "text", "model", "store", "data", "jobs", "plan", "convert", "serve", "auth", "registry",
-            "operations"],
+    "rpc": ["base", "telemetry", "text", "model", "store", "data", "jobs", "plan", "convert", "serve", "auth", "messages",
+            "registry", "operations"],
     "trainer": ["base", "text", "model", "store", "data", "convert", "jobs"],
 }
 # The only other includes of this kind: (file, header of server/ itself).

@@ -147,7 +147,8 @@ typedef enum NibbleGrammarKind {
   NIBBLE_GRAMMAR_REGEX = 1,
   NIBBLE_GRAMMAR_CHOICE = 2,  // the source is a JSON list of texts
   NIBBLE_GRAMMAR_LARK = 3,
-  NIBBLE_GRAMMAR_TOOLS = 4,  // Lark of the server: may name tokens by number; schemas have blanks after commas and colons
+  NIBBLE_GRAMMAR_TOOLS =
+      4,  // Lark of the server: may name tokens by number; schemas have blanks after commas and colons
 } NibbleGrammarKind;
 // NOLINTEND(readability-identifier-naming)
 
@@ -167,8 +168,8 @@ bool nibble_grammar_failed(const NibbleGrammar* grammar);
 // A follower knows the tokens of one text so far. One thread at a time.
 NibbleTextCode nibble_follower_new(const NibbleGrammar* grammar, NibbleFollower** follower, NibbleBytes* out);
 void nibble_follower_free(NibbleFollower* follower);
-// Sets bit i % 32 of allowed[i / 32] if token i may be next; of a complete text, only the end tokens. INVALID: the grammar
-// is too costly here.
+// Sets bit i % 32 of allowed[i / 32] if token i may be next; of a complete text, only the end tokens. INVALID: the
+// grammar is too costly here.
 NibbleTextCode nibble_follower_allowed(NibbleFollower* follower, uint32_t* allowed, size_t num_words, NibbleBytes* out);
 // Adds an allowed token. INVALID: the grammar is too costly here.
 NibbleTextCode nibble_follower_accept(NibbleFollower* follower, int32_t token, NibbleBytes* out);

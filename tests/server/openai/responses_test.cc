@@ -279,6 +279,13 @@ TEST_F(ResponsesTest, ItemsAreReferredToByTheirOwnerOnly) {
                 StartsWith("input[0].id: there is no item"));
 }
 
+TEST_F(ResponsesTest, ReferencesToLargeItemsAreBounded) {
+  const Json large = Run(R"("input":"a")", std::string(1'500, 'b'));
+  const std::string one = R"({"type":"item_reference","id":")" + large["output"][0]["id"].get<std::string>() + R"("})";
+  EXPECT_TRUE(Prepare(R"("input":[)" + one + "," + one + "]").ok());
+  EXPECT_THAT(Error(R"("input":[)" + one + "," + one + "," + one + "]"), StartsWith("input[2].id: the items up to"));
+}
+
 TEST_F(ResponsesTest, ConversationIsBounded) {
   std::string id = Run(R"("input":"a")", std::string(4'000, 'b'))["id"];
   EXPECT_THAT(Error(R"("previous_response_id":")" + id + R"(","input":"a")"), HasSubstr("the conversation would have"));

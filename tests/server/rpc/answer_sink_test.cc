@@ -401,8 +401,8 @@ class ToolAnswerTest : public AnswerSinkTest {
     answer->OnStart(1);
     const serve::TokenLogprob token = {kD, 0, {}};
     for (const std::string& text : texts) answer->OnDelta(0, text, {&token, 1});
-    answer->OnOutputEnd({.index = 0, .reason = reason});
-    answer->OnFinish({.reason = reason});
+    answer->OnOutputEnd({0, reason, "", ""});
+    answer->OnFinish({absl::OkStatus(), reason, {}});
     EXPECT_TRUE(answer->status.ok()) << answer->status;
     EXPECT_EQ(answer->ids().size(), texts.size()) << "tokens of calls are tokens of the answer";
     return answer;
@@ -446,6 +446,24 @@ TEST_F(ToolAnswerTest, IncompleteCallBecomesTextBeforeTheFinish) {
   EXPECT_TRUE(calls[1].malformed());
   EXPECT_EQ(answer->finish().reason(), v1::FINISH_REASON_EOS);
   EXPECT_TRUE(answer->replies[answer->replies.size() - 2].has_finish());
+}
+
+// The stream's buffer has room for one delta between the last token and the finish.
+TEST_F(ToolAnswerTest, AllTextHeldBackToTheEndIsOneMessage) {
+  for (const std::string& last : {std::string("\"a\": 1}}<tool_"), std::string("oops")}) {
+    auto answer = Make(Ask(12), "", text::ToolParser::Options{.names = {"now"}});
+    answer->OnStart(1);
+    const serve::TokenLogprob token = {kD, 0, {}};
+    answer->OnDelta(0, "<tool_call>{\"name\": \"now\", \"arguments\": {", {&token, 1});
+    answer->OnDelta(0, last, {});
+    answer->OnOutputEnd({0, serve::FinishReason::kEos, "", ""});
+    ASSERT_EQ(answer->replies.size(), 4u);  // start, two deltas, finish
+    EXPECT_EQ(answer->replies[2].delta().tool_calls_size(), 1);
+    const bool complete = last != "oops";
+    EXPECT_EQ(answer->replies[2].delta().tool_calls(0).malformed(), !complete);
+    EXPECT_EQ(answer->finish().reason(), complete ? v1::FINISH_REASON_TOOL_CALLS : v1::FINISH_REASON_EOS);
+    answer->OnFinish({absl::OkStatus(), serve::FinishReason::kEos, {}});
+  }
 }
 
 TEST_F(ToolAnswerTest, LongTextThatWasHeldBackComesInPieces) {

@@ -174,7 +174,7 @@ TEST(ChatToolsTest, ChoiceNeedsToolsAndIsCompleteOrRefused) {
 
 TEST(ChatToolsTest, IdsHaveTheFormOfTheModelsTemplates) {
   text::ToolParser::Result result;
-  result.calls = {{.index = 0, .name = "now", .arguments = "{"}, {.index = 1, .name = "now"}};
+  result.calls = {{.index = 0, .name = "now", .arguments = "{"}, {.index = 1, .name = "now", .arguments = ""}};
   v1::GenerateDelta hermes, mistral;
   SetToolCalls(result, text::ToolFormat::kHermes, hermes);
   EXPECT_THAT(hermes.tool_calls(0).id(), MatchesRegex("call_[0-9a-v]{16}"));
@@ -183,7 +183,7 @@ TEST(ChatToolsTest, IdsHaveTheFormOfTheModelsTemplates) {
     SetToolCalls(result, format, mistral);
     EXPECT_THAT(mistral.tool_calls(0).id(), MatchesRegex("[0-9a-v]{9}"));
   }
-  result = {.content = "x", .calls = {{.index = 1, .arguments = "}", .malformed = true}}};
+  result = {.content = "x", .calls = {{.index = 1, .name = "", .arguments = "}", .malformed = true}}};
   v1::GenerateDelta rest;
   SetToolCalls(result, text::ToolFormat::kHermes, rest);
   EXPECT_EQ(rest.tool_calls(0).id(), "") << "only in the first piece";

@@ -392,8 +392,9 @@ TEST_F(ErrorDetailsTest, UnimplementedNamesTheMissingFeature) {
   const auto method = Check(Call(server_, &v1::ServerService::Stub::SetResourcePolicy, policy, &set),
                             grpc::StatusCode::UNIMPLEMENTED, "UNIMPLEMENTED");
   EXPECT_EQ(Metadata(method, "name"), "nibble.v1.ServerService/SetResourcePolicy");
-  EXPECT_EQ(Metadata(Check(Generate(Prompt("tiny@2", "a", 1)), grpc::StatusCode::UNIMPLEMENTED, "UNIMPLEMENTED"), "name"),
-            "GenerateRequest.model");
+  EXPECT_EQ(
+      Metadata(Check(Generate(Prompt("tiny@2", "a", 1)), grpc::StatusCode::UNIMPLEMENTED, "UNIMPLEMENTED"), "name"),
+      "GenerateRequest.model");
   v1::CreateJobRequest create = TinyJob();
   create.mutable_spec()->mutable_publish()->set_evaluate_int8(false);
   v1::Job job;

@@ -430,6 +430,7 @@ TEST_F(InferenceServiceTest, VersionOrAdapterInANameIsUnimplemented) {
 // The tiny model is random; only the constraint makes its answers texts of this form.
 TEST_F(InferenceServiceTest, ConstraintsHoldForEveryOutput) {
   auto request = Prompt("tiny", "a b c", 64);
+  request.mutable_stopping()->clear_ignore_eos();
   request.mutable_sampling()->set_n(3);
   request.mutable_sampling()->set_temperature(5);
   request.mutable_sampling()->set_seed(7);
@@ -458,6 +459,7 @@ TEST_F(InferenceServiceTest, ConstraintsThatCannotBeUsedAreRefusedByField) {
     return status.error_message().substr(0, status.error_message().find(':'));
   };
   auto request = Prompt("tiny", "a", 1);
+  request.mutable_stopping()->clear_ignore_eos();
   request.set_regex("(a");
   EXPECT_EQ(field(request), "regex");
   request.set_json_schema(R"({"not": {}})");

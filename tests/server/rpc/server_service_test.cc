@@ -22,7 +22,7 @@
 namespace nibble {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using testing_support::AppTest;
 using testing_support::ReasonOf;
 

@@ -11,7 +11,7 @@
 namespace nibble::rpc {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using testing_support::Find;
 
 google::rpc::Status Details(const grpc::Status& status) {

@@ -49,7 +49,7 @@ class FedService : public v1::ServerService::CallbackService {
   std::shared_ptr<Stream> stream_ ABSL_GUARDED_BY(mutex_);
 };
 
-class StreamReactorTest : public testing::Test {
+class StreamReactorTest : public ::testing::Test {
  protected:
   void Start() {
     environment_.stream_buffer = 4;
@@ -292,7 +292,7 @@ TEST_F(StreamReactorTest, PlaceIsTakenUntilTheStreamIsDone) {  // C12
   EXPECT_FALSE(refused->Read(&load));
   const grpc::Status status = refused->Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_THAT(status.error_message(), testing::HasSubstr("--max_watches"));
+  EXPECT_THAT(status.error_message(), ::testing::HasSubstr("--max_watches"));
   stream->End(absl::OkStatus());
   EXPECT_FALSE(reader->Read(&load));
   EXPECT_TRUE(reader->Finish().ok());

@@ -76,7 +76,9 @@ Output Draw(const std::shared_ptr<const Grammar>& grammar, const Tokenizer& toke
 void PrintTimes(const char* what, const char* unit, std::vector<double>& values) {
   if (values.empty()) return;
   std::sort(values.begin(), values.end());
-  const auto at = [&](double share) { return values[static_cast<std::size_t>(share * (values.size() - 1.0))]; };
+  const auto at = [&](double share) {
+    return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1))];
+  };
   std::printf("%zu %s: median %.1f %s, p90 %.1f, p99 %.1f, longest %.1f\n", values.size(), what, at(0.5), unit, at(0.9),
               at(0.99), values.back());
 }

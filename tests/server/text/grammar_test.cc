@@ -179,17 +179,19 @@ TEST_F(GrammarTest, LarkGrammarsMatchAsInLark) {
 
 // With markers that are text, and with markers that are tokens.
 TEST_F(GrammarTest, CallsOfToolsAreWrittenAsTemplatesWriteThem) {
-  ToolGrammarOptions options = {
-      .format = ToolFormat::kHermes,
-      .tools = {{"weather",
-                 {{"type", "object"}, {"properties", {{"city", {{"type", "string"}}}}}, {"required", {"city"}}}}},
-      .required = true,
-      .parallel = false};
+  ToolGrammarOptions options;
+  options.tools = {
+      {"weather", {{"type", "object"}, {"properties", {{"city", {{"type", "string"}}}}}, {"required", {"city"}}}}};
+  options.required = true;
+  options.parallel = false;
   const std::string call = R"({"name": "weather", "arguments": {"city": "Oslo"}})";
   const auto text = Compile(GrammarKind::kTools, ToolGrammar(options));
   EXPECT_TRUE(Takes(text, "<tool_call>\n" + call + "\n</tool_call>"));
   EXPECT_FALSE(Takes(text, call));
-  EXPECT_FALSE(Takes(text, "<tool_call>\n" R"({"name": "weather", "arguments": {}})" "\n</tool_call>"));
+  EXPECT_FALSE(Takes(text,
+                     "<tool_call>\n"
+                     R"({"name": "weather", "arguments": {}})"
+                     "\n</tool_call>"));
   options.required = false;
   const auto optional = Compile(GrammarKind::kTools, ToolGrammar(options));
   EXPECT_TRUE(Takes(optional, "It is cold."));
@@ -225,7 +227,8 @@ TEST_F(GrammarTest, HostileSourcesAreRefused) {
   std::string slow;
   for (int i = 0; i < 30000; ++i) slow += "a*b?";
   Refusal(GrammarKind::kRegex, slow);
-  EXPECT_THAT(Refusal(GrammarKind::kRegex, std::string(GrammarSource::kMaxBytes + 1, 'a')), HasSubstr("wanted at most"));
+  EXPECT_THAT(Refusal(GrammarKind::kRegex, std::string(GrammarSource::kMaxBytes + 1, 'a')),
+              HasSubstr("wanted at most"));
   EXPECT_THAT(Refusal(GrammarKind::kJsonSchema, R"({"type": "integer", "multipleOf": 9999991})"),
               HasSubstr("/multipleOf"));
   EXPECT_THAT(Refusal(GrammarKind::kJsonSchema, "false"), HasSubstr("no text"));

@@ -66,7 +66,8 @@ TEST(ToolGrammarTest, LlamaWritesOneCallWithParameters) {
 call: "{\"name\": \"weather\", \"parameters\": " arguments_0 "}"
 )") + kWeather);
   options.required = false;
-  EXPECT_THAT(ToolGrammar(options), HasSubstr("start: TEXT? | call\nTEXT: /[^{](?s:.*)/\n"));
+  EXPECT_THAT(ToolGrammar(options),
+              HasSubstr("start: TEXT? | call\nTEXT: /[ \\t\\r\\n]+|[ \\t\\r\\n]*[^{ \\t\\r\\n](?s:.*)/\n"));
 }
 
 TEST(ToolGrammarTest, MistralWritesAListOrNames) {
@@ -82,13 +83,14 @@ TEST(ToolGrammarTest, MistralWritesAListOrNames) {
 TEST(ToolGrammarTest, AnswerThatMayCallMayAlsoBeText) {
   ToolGrammarOptions options = GrammarOptions(ToolFormat::kMistralNamed, {{"[TOOL_CALLS]", 5}});
   options.required = false;
-  EXPECT_THAT(ToolGrammar(options), HasSubstr("start: TEXT? (<[5]> call (<[5]> call)*)?\nTEXT: /(?s:.+)/\n"));
+  EXPECT_THAT(ToolGrammar(options), HasSubstr("start: TEXT? (<[5]> call (<[5]> call)*)?\n"
+                                              "TEXT: /(?s:.+)/ & ~(/(?s:.*)/ \"[TOOL_CALLS]\" /(?s:.*)/)\n"));
   options = GrammarOptions(ToolFormat::kHermes);
   options.required = false;
   options.parallel = false;
-  EXPECT_THAT(ToolGrammar(options), HasSubstr("start: TEXT | begin \"\\n\" call \"\\n\" \"</tool_call>\"\n"
+  EXPECT_THAT(ToolGrammar(options), HasSubstr("start: TEXT? | begin \"\\n\" call \"\\n\" \"</tool_call>\"\n"
                                               "begin[lazy]: /(?s:.*)/ \"<tool_call>\"\n"
-                                              "TEXT: /(?s:.*)/ & ~(/(?s:.*)/ \"<tool_call>\" /(?s:.*)/)\n"));
+                                              "TEXT: /(?s:.+)/ & ~(/(?s:.*)/ \"<tool_call>\" /(?s:.*)/)\n"));
 }
 
 }  // namespace

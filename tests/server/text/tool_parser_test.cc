@@ -247,6 +247,20 @@ TEST(ToolParserTest, CallThatWasReportedIsTakenBackWithItsText) {
   EXPECT_EQ(next.calls[0].index, 1) << "an index is used once";
 }
 
+// In a time that grows with the square of the text, these texts would take many minutes.
+TEST(ToolParserTest, LongRunsOfBlanksAndBeginningsTakeLittleTime) {
+  constexpr std::size_t kSize = std::size_t{256} << 10;
+  const std::string call = "{\"name\": \"now\", \"parameters\": {}}";
+  for (const ToolFormat format : {kHermes, kLlama3, kMistralList, kMistralNamed}) {
+    for (const std::string& begin : {std::string(), call, "<tool_call>" + call, "[TOOL_CALLS][" + call}) {
+      for (const char c : {' ', '<', '[', ';', '{', '"'}) {
+        const Joined joined = Parse(format, begin + std::string(kSize, c) + "x");
+        EXPECT_GE(joined.content.size(), kSize);
+      }
+    }
+  }
+}
+
 // Texts made of parts of calls, valid and not, in any order.
 TEST(ToolParserTest, ResultDoesNotDependOnHowTheTextIsCut) {
   const std::vector<std::string> parts = {

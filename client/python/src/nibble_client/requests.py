@@ -20,7 +20,8 @@ M = TypeVar("M", bound=Message)
 
 class GenerateOptions(TypedDict, total=False):
     """Options of generate and chat: fields of GenerateRequest, Sampling, Stopping, OutputOptions and CacheOptions, and
-    for chat `tools`: dicts with `name`, `description`, and `parameters`, a JSON schema as a dict or as text."""
+    for chat `tools`: dicts with `name`, `description`, and `parameters`, a JSON schema as a dict or as text. At most one
+    of `json_schema` (a dict or its text), `regex`, `choice` (the allowed texts) and `lark` constrains the answer."""
 
     temperature: float
     top_k: int
@@ -51,6 +52,10 @@ class GenerateOptions(TypedDict, total=False):
     tool_choice: str | int
     required_tool: str
     parallel_tool_calls: bool
+    json_schema: str | Mapping[str, object]
+    regex: str
+    choice: Sequence[str]
+    lark: str
 
 
 def new_id() -> str:
@@ -82,10 +87,14 @@ def one_source(prompt: Prompt | None, messages: Messages | None, add_generation_
                 "one of them")
 
 
+def _schema_text(schema: object) -> object:
+    return json.dumps(schema, ensure_ascii=False) if isinstance(schema, Mapping) else schema
+
+
 def _tool(tool: object) -> object:
     """The tool with its schema as text."""
-    if isinstance(tool, Mapping) and isinstance(tool.get("parameters"), Mapping):
-        return {**tool, "parameters": json.dumps(tool["parameters"], ensure_ascii=False)}
+    if isinstance(tool, Mapping) and "parameters" in tool:
+        return {**tool, "parameters": _schema_text(tool["parameters"])}
     return tool
 
 
@@ -93,6 +102,9 @@ def generate_request(model: str, source: Prompt | v1.ChatInput, options: Mapping
     request = fill(v1.GenerateRequest(), {"model": model})
     others = dict(options)
     tools = others.pop("tools", None)
+    others["json_schema"] = _schema_text(others.get("json_schema"))
+    if isinstance(others.get("choice"), Sequence) and not isinstance(others["choice"], str):
+        others["choice"] = {"choices": others["choice"]}
     if isinstance(source, v1.ChatInput):
         request.chat.CopyFrom(source)
         if isinstance(tools, Sequence) and not isinstance(tools, str):

@@ -8,7 +8,6 @@ use crate::tokenizer::{DecoderKind, Special, Tokenizer};
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::{
     InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv,
-    INVALID_TOKEN,
 };
 use llguidance::{Matcher, ParserFactory};
 use serde_json::Value;
@@ -101,8 +100,7 @@ pub struct Follower {
     grammar: Arc<Grammar>,
 }
 
-/// `spellings`: for each id the bytes that it adds to a text, or nothing. `special`: whether the id is a special token,
-/// which matches no text; a grammar may name it.
+/// A vocabulary as NibbleVocabulary (text_ffi.h) describes it.
 pub struct Tokens<'a> {
     pub blob: &'a [u8],
     pub ends: &'a [u32],
@@ -335,6 +333,9 @@ impl Follower {
     }
 
     pub fn accept(&mut self, token: TokenId) -> Result<(), Failure> {
+        if self.matcher.is_stopped() {
+            return Ok(()); // the text is complete: this is an end token
+        }
         self.step(|matcher| matcher.consume_token(token))
     }
 }
@@ -351,7 +352,10 @@ impl Drop for Follower {
     }
 }
 
-const _: () = assert!(INVALID_TOKEN == u32::MAX);
+// The server's threads share compilers and grammars.
+const fn assert_shared<T: Send + Sync>() {}
+const _: () = assert_shared::<Compiler>();
+const _: () = assert_shared::<Grammar>();
 
 fn from_lark(source: String) -> TopLevelGrammar {
     TopLevelGrammar::from_grammar(GrammarWithLexer::from_lark(source))

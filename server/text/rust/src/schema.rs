@@ -54,8 +54,17 @@ const DAY_OF_YEAR: &str = "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])\
 const TIME: &str = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
 const MAX_HOST_NAME: u64 = 253;
 
+/// The path as a fragment of a URI, as references write it.
+fn place(path: &str) -> String {
+    if path.starts_with('/') {
+        format!("#{path}")
+    } else {
+        path.to_string()
+    }
+}
+
 fn refuse<T>(path: &str, why: &str) -> Result<T, Failure> {
-    let place = if path.is_empty() { "the schema" } else { path };
+    let place = if path.is_empty() { "the schema".to_string() } else { place(path) };
     Err(Failure::Invalid(format!("{place} {why}")))
 }
 
@@ -584,7 +593,8 @@ pub fn with_places(error: &str, schema: &Value) -> String {
     if places.is_empty() {
         return error.to_string();
     }
-    format!("{} {why}", places[..places.len().min(3)].join(" or "))
+    let places: Vec<String> = places.iter().take(3).map(|path| place(path)).collect();
+    format!("{} {why}", places.join(" or "))
 }
 
 fn collected(schema: &Value, keyword: &str) -> Vec<String> {
