@@ -35,7 +35,7 @@ def restart_with_waiting_trainer(server, folder):
 
 def prepare(server, folder):
     """Gives the server a model, files and jobs, and returns which ids replace the placeholders of the suites."""
-    model = small_model.write_printing(folder / "small", max_position_embeddings=512)
+    model = small_model.write_printing(folder / "small", max_position_embeddings=4096)
     server.run("models", "import", model, "--name", "small", "--dtype", "f32")
     client = client_of(server)
     file, *spare = [client.files.create(file=(f"{n}.jsonl", CHATS), purpose="fine-tune").id for n in range(16)]
@@ -44,16 +44,20 @@ def prepare(server, folder):
     done = client.fine_tuning.jobs.create(**job).id
     soon(lambda: client.fine_tuning.jobs.retrieve(done).status == "succeeded", f"{done} has succeeded", 120)
     restart_with_waiting_trainer(server, folder)
-    jobs = client_of(server).fine_tuning.jobs  # at another port
+    client = client_of(server)  # at another port
+    jobs = client.fine_tuning.jobs
     _, *queued = [jobs.create(**job).id for _ in range(46)]
     soon(lambda: all(jobs.retrieve(one).nibble["state"] == "QUEUED" for one in queued), "the jobs are queued", 60)
     for one in queued[30:]:
         jobs.pause(one)
+    kept, *deleted = [client.responses.create(model="small", input="Light", max_output_tokens=4).id for _ in range(41)]
     names = {**dict.fromkeys(openai_cases.MODELS + vllm_cases.MODELS, "small"), **dict.fromkeys(openai_cases.FILES, file),
-             openai_cases.JOB: done, vllm_cases.ADAPTER: jobs.retrieve(done).fine_tuned_model}
+             **dict.fromkeys(openai_cases.RESPONSES, kept), openai_cases.JOB: done,
+             vllm_cases.ADAPTER: jobs.retrieve(done).fine_tuned_model}
     action = f"/v1/fine_tuning/jobs/({openai_cases.JOB})/"
-    pools = {("DELETE", "/v1/files/(string)"): spare, ("POST", action + "cancel"): queued[:15],
-             ("POST", action + "pause"): queued[15:30], ("POST", action + "resume"): queued[30:]}
+    pools = {("DELETE", "/v1/files/(string)"): spare, ("DELETE", f"/v1/responses/({openai_cases.RESPONSE})"): deleted,
+             ("POST", action + "cancel"): queued[:15], ("POST", action + "pause"): queued[15:30],
+             ("POST", action + "resume"): queued[30:]}
     return Ids(names, pools)
 
 
@@ -65,7 +69,7 @@ def prepared(tmp_path_factory):
     try:
         ids = prepare(server, folder)
         with Proxy(server.openai, ids) as proxy:
-            yield proxy, server
+            yield proxy, server, ids
     finally:
         server.stop()
 
@@ -78,7 +82,7 @@ def resource(case):
 
 @pytest.mark.full
 def test_openai_python(prepared, tmp_path):
-    proxy, _ = prepared
+    proxy, _, _ = prepared
     folder = suites.extract(openai_cases.SUITE, tmp_path)
     variables = {"TEST_API_BASE_URL": proxy.url + "/v1"}
     options = ["-o", "addopts="]
@@ -95,7 +99,10 @@ def test_openai_python(prepared, tmp_path):
 @pytest.mark.full
 def test_vllm(prepared, tmp_path):
     folder = suites.extract(vllm_cases.SUITE, tmp_path, "vllm")
-    outcomes = suites.run(folder, [vllm_cases.COMPLETION, vllm_cases.CHAT], prepared[0])
+    _, server, ids = prepared
+    # With a seed, so that texts that must differ from each other do in each run.
+    with Proxy(server.openai, Ids(ids.names, defaults={"seed": 7})) as proxy:
+        outcomes = suites.run(folder, [vllm_cases.COMPLETION, vllm_cases.CHAT], proxy)
     rows, wrong = suites.judge(outcomes, vllm_cases.RULES, lambda case: pathlib.PurePath(case.partition("::")[0]).stem)
     assert not wrong, "\n".join(wrong)
     table.check("vLLM", rows)
@@ -104,7 +111,7 @@ def test_vllm(prepared, tmp_path):
 @pytest.mark.full
 def test_llama_cpp(prepared, tmp_path):
     folder = suites.extract(llama_cpp_cases.SUITE, tmp_path, "llama_cpp") / llama_cpp_cases.FOLDER
-    with Proxy(prepared[1].openai, Ids(dict.fromkeys(llama_cpp_cases.MODELS, "small"), default_model="small")) as proxy:
+    with Proxy(prepared[1].openai, Ids(dict.fromkeys(llama_cpp_cases.MODELS, "small"), defaults={"model": "small"})) as proxy:
         outcomes = suites.run(folder, ["-m", "not slow", *llama_cpp_cases.FILES], proxy)
     rows, wrong = suites.judge(outcomes, llama_cpp_cases.RULES, lambda case: pathlib.PurePath(case.partition("::")[0]).stem)
     assert not wrong, "\n".join(wrong)
@@ -131,7 +138,7 @@ def test_outcomes_are_judged_by_the_rules():
 
 
 def test_proxy_replaces_only_placeholders():
-    ids = Ids({"gpt-4o": "a/b", "file-1": "chats"}, {("DELETE", "/v1/files/(file-1)"): ["first", "second"]}, default_model="small")
+    ids = Ids({"gpt-4o": "a/b", "file-1": "chats"}, {("DELETE", "/v1/files/(file-1)"): ["first", "second"]}, defaults={"model": "small"})
     assert ids.path("GET", "/v1/models/gpt-4o?x=gpt-4o") == "/v1/models/a%2Fb?x=gpt-4o"
     assert ids.path("GET", "/v1/files/file-1/content") == "/v1/files/chats/content"
     assert [ids.path("DELETE", "/v1/files/file-1") for _ in range(2)] == ["/v1/files/first", "/v1/files/second"]

@@ -207,6 +207,12 @@ def test_answer_has_the_outputs_that_are_asked_for(client, wanted, stream, logpr
         assert whole == ("" if stream else PROMPTS[0]) + wanted[PROMPTS[0]]
 
 
+@pytest.mark.parametrize("name", ["structured_outputs", "lora_name"])
+def test_parameters_of_cases_that_do_not_apply_are_refused(client, name):
+    with pytest.raises(InferenceServerException, match=name):
+        client.infer("small", inputs(PROMPTS[0], {**SAMPLING, name: "{}"}))
+
+
 def test_document_has_these_cases():
     files = [*FOLLOWED, *(file for file in NOT_APPLICABLE if file not in FOLLOWED)]
     rows = {file: table.Row(FOLLOWED[file], collections.Counter(NOT_APPLICABLE.get(file, {}))) for file in files}

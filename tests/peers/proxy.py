@@ -17,15 +17,15 @@ class Ids:
     names: by placeholder, in the fields `fields` of JSON bodies, and as a whole segment of a path.
     pools: by (method, pattern of a path as the suite wrote it); each such request takes the next id in place of the
            pattern's group, for calls that use an object up, such as a deletion.
-    default_model: the `model` of JSON bodies that have none, for suites of servers with one model.
+    defaults: fields of JSON bodies that do not have them.
     """
 
     FIELDS = ("model", "training_file", "validation_file")
 
-    def __init__(self, names, pools=None, default_model=None):
+    def __init__(self, names, pools=None, defaults=None):
         self.names = names
         self.pools = [(method, re.compile(pattern), list(ids)) for (method, pattern), ids in (pools or {}).items()]
-        self.default_model = default_model
+        self.defaults = defaults or {}
         self.lock = threading.Lock()
 
     def path(self, method, target):
@@ -51,8 +51,7 @@ class Ids:
         for field in self.FIELDS:
             if isinstance(message.get(field), str) and message[field] in self.names:
                 message[field] = self.names[message[field]]
-        if self.default_model and message.get("model") is None:
-            message["model"] = self.default_model
+        message.update({field: value for field, value in self.defaults.items() if message.get(field) is None})
         return json.dumps(message).encode()
 
 
