@@ -10,13 +10,15 @@ import sys
 import pytest
 
 import environments
+import test_openai_tools
 from conftest import ROOT, Server, import_small
 from test_openai import CHAT, client_of
 
+HERMES = test_openai_tools.FORMATS["hermes"]
 DOCUMENT = ROOT / "docs/clients.md"
 CLIENTS = ROOT / "build/deps/clients"  # environments of the clients, kept from run to run
 PACKAGES = {"openai1": ["openai==1.109.1"], "openai3": ["openai==3.54.0"], "langchain": ["langchain-openai==1.7.0"],
-            "litellm": ["litellm==1.109.0"], "lm_eval": ["lm_eval[api]==0.4.13", "transformers==5.24.0"]}
+            "litellm": ["litellm==1.109.0"], "lm_eval": ["lm_eval[api]==0.4.13", "transformers==5.24.0"], "instructor": ["instructor==1.17.0", "openai==2.54.0"]}
 
 
 def environment(name):
@@ -196,6 +198,35 @@ def test_example_with_litellm(server, wanted):
     program = example("LiteLLM", server) + LITELLM.replace("ADDRESS", server.openai)
     environment_variables = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # no attempt to reach the network
     assert printed([environment("litellm"), "-c", program], env=environment_variables) == wanted + "\n"
+
+
+INSTRUCTOR = """
+import asyncio, json, sys
+where = dict(base_url="http://ADDRESS/v1", api_key="unused", max_retries=0)
+request = dict(model="small-int8", temperature=0, max_tokens=32, max_retries=0,
+               messages=[{"role": "user", "content": "Who keeps the light?"}])
+light = client.chat.completions.create(response_model=Light, **request).model_dump()
+assert list(client.chat.completions.create_partial(response_model=Light, **request))[-1].model_dump() == light
+later = instructor.from_openai(openai.AsyncOpenAI(**where), mode=instructor.Mode.JSON_SCHEMA)
+assert asyncio.run(later.chat.completions.create(response_model=Light, **request)).model_dump() == light
+class weather(pydantic.BaseModel):
+    city: str
+tools = instructor.from_openai(openai.OpenAI(**where), mode=instructor.Mode.TOOLS)
+print(tools.chat.completions.create(response_model=weather, **{**request, "model": "hermes", "max_tokens": 60, **json.loads(sys.argv[1])}).city)
+"""
+
+
+@pytest.mark.full
+def test_example_with_instructor(server, tmp_path):
+    server.run("models", "import", test_openai_tools.write(tmp_path / "hermes", HERMES), "--name", "hermes", "--dtype", "f32")
+    program = example("Instructor", server) + INSTRUCTOR.replace("ADDRESS", server.openai)
+    try:
+        keeper, city = printed([environment("instructor"), "-c", program, json.dumps(test_openai_tools.drawing(HERMES))]).splitlines()
+        assert keeper in ("a woman", "a man", "a machine")
+        assert city == "is", "Instructor demands a call, so of the pieces that the biases draw only this one fits"
+    finally:
+        server.run("models", "unload", "hermes")
+        server.run("models", "delete", "hermes")
 
 
 def wordnet_rows(count, seed=7):
