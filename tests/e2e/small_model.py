@@ -3,7 +3,7 @@ import json
 import pathlib
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 64,
@@ -74,4 +74,23 @@ def write(directory, seed=0, **changes):
     (directory / "tokenizer_config.json").write_text(json.dumps(
         {"bos_token": "<|begin|>", "eos_token": "<|end|>", "chat_template": CHAT_TEMPLATE}))
     save_file(weights(seed, config), directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def write_printing(directory, seed=0, **changes):
+    """Writes a model whose texts are of ASCII's printable characters, differ from seed to seed and prompt to prompt, and do
+    not end early."""
+    directory = write(directory, seed, tie_word_embeddings=False, **changes)
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.embed_tokens.weight"] *= 0.3  # so the layers, which see the prompt, decide more
+    # No layer changes the first value of the hidden states, so that of a token's row in lm_head works as the token's bias.
+    tensors["model.embed_tokens.weight"][:, 0] = 1
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor[0] = 0
+    tensors["lm_head.weight"] *= 0.5
+    tensors["lm_head.weight"][:, 0] = -20
+    tensors["lm_head.weight"][32:127, 0] = 0
+    tensors["lm_head.weight"][ord("\""), 0] = 1  # strings of JSON end
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     return directory

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+import environments
 from conftest import ROOT, Server, import_small
 from test_openai import CHAT, client_of
 
@@ -20,14 +21,7 @@ PACKAGES = {"openai1": ["openai==1.109.1"], "openai3": ["openai==3.54.0"], "lang
 
 def environment(name):
     """Python of a virtual environment with the pinned packages."""
-    folder, done = CLIENTS / name, CLIENTS / f"{name}.installed"
-    wanted = "\n".join(PACKAGES[name])
-    if not done.exists() or done.read_text() != wanted:
-        shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        subprocess.run([folder / "bin/pip", "-q", "--disable-pip-version-check", "install", *PACKAGES[name]], check=True, timeout=900)
-        done.write_text(wanted)
-    return folder / "bin/python"
+    return environments.programs(CLIENTS / name, PACKAGES[name]) / "python"
 
 
 def example(heading, server):
@@ -114,17 +108,59 @@ def test_other_versions_of_openai(server, wanted, name):
     assert printed([environment(name), "-c", FLOWS.replace("ADDRESS", server.openai)]) == wanted + "\n"
 
 
-@pytest.mark.full
-def test_example_with_javascript(server, wanted):
-    folder = CLIENTS / "npm"
-    folder.mkdir(parents=True, exist_ok=True)
+def npm(name, packages):
+    """A folder in which programs find these packages."""
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed")
-    if not (folder / "node_modules/openai/package.json").exists():
-        subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--prefix", folder, "openai@7.57.0"], check=True, timeout=300)
-    program = folder / "example.mjs"
-    program.write_text(example("OpenAI for JavaScript", server))
-    assert printed(["node", program]) == wanted + "\n"
+    folder, done = CLIENTS / name, CLIENTS / f"{name}.installed"
+    if not done.exists() or done.read_text() != "\n".join(packages):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--prefix", folder, *packages], check=True, timeout=300)
+        done.write_text("\n".join(packages))
+    return folder
+
+
+def node(folder, program):
+    (folder / "example.mjs").write_text(program)
+    return printed(["node", folder / "example.mjs"])
+
+
+@pytest.mark.full
+def test_example_with_javascript(server, wanted):
+    assert node(npm("npm", ["openai@7.57.0"]), example("OpenAI for JavaScript", server)) == wanted + "\n"
+
+
+AI_SDK = """
+import assert from "node:assert/strict";
+import { APICallError, embedMany, streamText } from "ai";
+const counting = createOpenAICompatible({ name: "nibble", baseURL: "http://ADDRESS/v1", includeUsage: true });
+const chat = { model: counting.chatModel("small-int8"), temperature: 0, maxOutputTokens: 32, maxRetries: 0,
+  prompt: "Who keeps the light?" };
+const stream = streamText(chat);
+let text = "";
+for await (const part of stream.textStream) text += part;
+assert.deepEqual([text, await stream.finishReason, await stream.usage], [answer.text, answer.finishReason, answer.usage]);
+assert.equal(answer.usage.outputTokens, 32);
+const completion = await generateText({ ...chat, model: provider.completionModel("small-int8"), maxOutputTokens: 5 });
+assert.equal(completion.usage.outputTokens, 5);
+const turns = await generateText({ ...chat, prompt: undefined, system: "Be brief.", seed: 3, topP: 0.9, frequencyPenalty: 0.1,
+  presencePenalty: 0.1, stopSequences: ["zz"], messages: [{ role: "user", content: "a" }, { role: "assistant", content: "b" },
+  { role: "user", content: [{ type: "text", text: "c" }] }] });
+assert.deepEqual([turns.usage.outputTokens, turns.warnings], [32, []]);
+const { embeddings } = await embedMany({ model: provider.embeddingModel("small"), values: ["a", "b"], maxRetries: 0 });
+assert.deepEqual(embeddings.map((vector) => vector.length), [64, 64]);
+await assert.rejects(generateText({ ...chat, model: provider.chatModel("nowhere") }), (error) =>
+  APICallError.isInstance(error) && error.statusCode === 404 && !error.isRetryable && error.message.includes("nowhere"));
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name, packages", [("ai2", ["@ai-sdk/openai-compatible@2.0.92", "ai@6.0.326", "zod@4.6.7"]),
+                                            ("ai3", ["@ai-sdk/openai-compatible@3.0.92", "ai@7.0.173", "zod@4.6.7"])])
+def test_example_with_ai_sdk(server, wanted, name, packages):
+    program = example("AI SDK", server) + AI_SDK.replace("ADDRESS", server.openai)
+    assert node(npm(name, packages), program) == wanted + "\n"
 
 
 LANGCHAIN = """
