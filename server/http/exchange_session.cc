@@ -28,6 +28,7 @@
 #include "absl/time/clock.h"
 #include "server/base/log.h"
 #include "server/base/strings.h"
+#include "server/http/header_bytes.h"
 #include "server/http/pending_answer.h"
 #include "server/http/tls_material.h"
 
@@ -304,19 +305,24 @@ asio::awaitable<bool> Session<Transport>::ReadRequest() {
   const ExchangeLimits& limits = context_.limits;
   parser_.emplace();
   pieces_.reset();
-  parser_->header_limit(static_cast<std::uint32_t>(limits.max_header_bytes));
   parser_->body_limit(boost::none);  // depends on the request: ReadBody()
   head_ = {};
   answer_fields_ = {};
   SetDeadline(limits.header);
-  const auto [error, read] = co_await beast::http::async_read_header(transport_, buffer_, *parser_, kAwait);
-  if (closed()) co_return false;
+  HeaderBytes<Parser> header(*parser_, limits.max_header_bytes);
+  Error error = header.Parse(buffer_);
+  while (error == beast::http::error::need_more) {
+    const auto [failed, bytes] = co_await transport_.async_read_some(buffer_.prepare(kReadBytes), kAwait);
+    if (closed()) co_return false;
+    buffer_.commit(bytes);
+    error = failed ? header.Cut(failed) : header.Parse(buffer_);
+  }
   http11_ = parser_->get().version() >= 11;
   may_keep_alive_ = http11_ && parser_->get().keep_alive();
   without_body_ = parser_->get().method() == beast::http::verb::head;
   awaits_continue_ = beast::iequals(parser_->get()[beast::http::field::expect], "100-continue");
   if (error) {
-    if (error == beast::http::error::header_limit || error == beast::http::error::buffer_overflow) {
+    if (error == beast::http::error::header_limit) {
       PutRefusal(431, StrCat("the header has more than ", limits.max_header_bytes, " bytes"));
     } else if (error == beast::http::error::end_of_stream || !IsHttpError(error)) {
       co_return false;  // the client has gone

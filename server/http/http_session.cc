@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <boost/asio/dispatch.hpp>
-#include <boost/beast/http/read.hpp>
 #include <iterator>
 #include <utility>
 
@@ -78,18 +77,26 @@ void HttpSession::AwaitRequest() {
 
 void HttpSession::ReadHeader() {
   parser_.emplace();
-  parser_->header_limit(static_cast<std::uint32_t>(limits_.max_header_bytes));
+  header_.emplace(*parser_, limits_.max_header_bytes);
   parser_->body_limit(boost::none);  // no body is read: Route() refuses requests that have one
   SetDeadline(limits_.request);
-  beast::http::async_read_header(socket_, buffer_, *parser_,
-                                 [self = shared_from_this()](Error error, std::size_t) { self->OnHeader(error); });
+  ParseHeader();
+}
+
+void HttpSession::ParseHeader() {
+  const Error error = header_->Parse(buffer_);
+  if (error != beast::http::error::need_more) return OnHeader(error);
+  socket_.async_read_some(buffer_.prepare(kReadBytes), [self = shared_from_this()](Error failed, std::size_t bytes) {
+    if (failed) return self->OnHeader(self->header_->Cut(failed));
+    self->buffer_.commit(bytes);
+    self->ParseHeader();
+  });
 }
 
 void HttpSession::OnHeader(Error error) {
   if (!error) return Route();
   if (error == beast::http::error::end_of_stream || !IsHttpError(error)) return End();  // closed by either side
-  if (error != beast::http::error::header_limit && error != beast::http::error::buffer_overflow)
-    return Refuse(400, "bad request");
+  if (error != beast::http::error::header_limit) return Refuse(400, "bad request");
   return parser_->get().target().empty() ? Refuse(414, "target too long") : Refuse(431, "header too large");
 }
 

@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include "server/http/connection_table.h"
+#include "server/http/header_bytes.h"
 #include "server/http/http_server.h"
 
 namespace nibble::http {
@@ -48,6 +49,7 @@ class HttpSession : public Connection, public std::enable_shared_from_this<HttpS
   void OnDeadline();
   void AwaitRequest();
   void ReadHeader();
+  void ParseHeader();
   void OnHeader(Error error);
   void Route();
   void Send(HttpAnswer answer, bool keep_alive);
@@ -61,8 +63,10 @@ class HttpSession : public Connection, public std::enable_shared_from_this<HttpS
   boost::asio::ip::tcp::socket socket_;
   boost::asio::steady_timer deadline_;
   boost::beast::flat_buffer buffer_;
-  std::optional<boost::beast::http::request_parser<boost::beast::http::empty_body>> parser_;  // of the current request
-  std::shared_ptr<const std::string> body_;                                                   // of the current answer
+  using Parser = boost::beast::http::request_parser<boost::beast::http::empty_body>;
+  std::optional<Parser> parser_;               // of the current request
+  std::optional<HeaderBytes<Parser>> header_;  // of the current request
+  std::shared_ptr<const std::string> body_;    // of the current answer
   boost::beast::http::response<boost::beast::http::span_body<const char>> response_;
   int num_requests_ = 0;      // distinguishes a late answer from that of the current request
   std::size_t lingered_ = 0;  // bytes read after the last answer

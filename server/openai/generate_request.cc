@@ -25,6 +25,7 @@ constexpr std::size_t kMaxStops = 4;
 constexpr std::size_t kMaxStopBytes = 256;
 constexpr std::size_t kMaxStopTokens = 128;
 constexpr std::size_t kMaxModelBytes = 128;
+constexpr std::size_t kMaxCopiedBytes = 16 << 20;  // as many as 2048 prompts with all fields but a constraint need
 
 void AddStop(JsonFields& fields, const std::string& stop, v1::Stopping& stopping) {
   if (stop.size() > kMaxStopBytes)
@@ -103,6 +104,11 @@ absl::Status AddPrompts(const Json& prompt, const v1::GenerateRequest& common, s
   if (prompt.empty()) return FieldError("prompt", "is an empty array, wanted at least one prompt");
   if (prompt.size() > kMaxPrompts)
     return FieldError("prompt", StrCat("has ", prompt.size(), " prompts, wanted at most ", kMaxPrompts));
+  const std::size_t copied = common.ByteSizeLong() * prompt.size();
+  if (copied > kMaxCopiedBytes) {
+    return FieldError("prompt", StrCat("has ", prompt.size(), " prompts, and each has a copy of the other fields, ",
+                                       copied, " bytes in all, wanted at most ", kMaxCopiedBytes));
+  }
   for (const Json& each : prompt) NIBBLE_RETURN_IF_ERROR(add(each));
   return absl::OkStatus();
 }

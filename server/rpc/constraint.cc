@@ -53,9 +53,14 @@ absl::StatusOr<std::optional<Constraint>> ConstraintOf(const v1::GenerateRequest
   if (source.empty()) return FieldError(constraint->field, "is empty");
   if (source.size() > kMaxBytes)
     return FieldError(constraint->field, StrCat("has ", source.size(), " bytes, wanted at most ", kMaxBytes));
-  if (MayCall(request))
-    return FieldError(constraint->field, "is not allowed with chat.tools, unless tool_choice is NONE");
-  return constraint;
+  if (!MayCall(request)) return constraint;
+  if (!request.has_json_schema()) {
+    return FieldError(constraint->field,
+                      "is not allowed with chat.tools, unless tool_choice is NONE; only json_schema is");
+  }
+  if (const auto schema = base::ParseJson(source); !schema.ok())
+    return FieldError(constraint->field, base::ToStd(schema.status().message()));
+  return std::nullopt;  // a part of ToolConstraint
 }
 
 std::optional<Constraint> ToolConstraint(const v1::GenerateRequest& request, const model::TextAssets& assets) {
@@ -64,12 +69,17 @@ std::optional<Constraint> ToolConstraint(const v1::GenerateRequest& request, con
   const std::string& wanted = request.required_tool();
   const bool required = !wanted.empty() || request.tool_choice() == v1::TOOL_CHOICE_REQUIRED;
   const bool strict = std::any_of(tools.begin(), tools.end(), [](const v1::Tool& tool) { return tool.strict(); });
-  if (!required && !strict) return std::nullopt;
+  if (!required && !strict && !request.has_json_schema()) return std::nullopt;
   text::ToolGrammarOptions options;
+  if (request.has_json_schema()) options.content = base::Json::parse(request.json_schema());
   options.format = *assets.tool_format;
   options.required = required;
   options.parallel = !request.has_parallel_tool_calls() || request.parallel_tool_calls();
-  options.token_id = [&](std::string_view marker) { return assets.tokenizer->TokenId(marker); };
+  // A token that is not special is the marker's text.
+  options.token_id = [&](std::string_view marker) -> std::optional<std::int32_t> {
+    const auto id = assets.tokenizer->TokenId(marker);
+    return id.has_value() && assets.tokenizer->IsSpecial(*id) ? id : std::nullopt;
+  };
   for (const v1::Tool& tool : tools) {
     if (!wanted.empty() && tool.name() != wanted) continue;
     text::ToolSchema schema = {.name = tool.name()};

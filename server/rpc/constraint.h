@@ -15,12 +15,13 @@ struct Constraint {
   const char* field;  // of the GenerateRequest, for errors
 };
 
-// nullopt if the request has none. Errors: InvalidArgument (FIELD_VIOLATION): empty or too large. Does not compile it.
+// nullopt if the request has none, or if its schema is a part of ToolConstraint. Errors: InvalidArgument
+// (FIELD_VIOLATION): empty, too large, or not allowed beside tools. Does not compile it.
 absl::StatusOr<std::optional<Constraint>> ConstraintOf(const v1::GenerateRequest& request);
 
-// The constraint of a request whose answer must call a tool, or may call one that is strict: calls in the form of the
-// model. nullopt for other requests, and for a model that does not support tools. Requires CheckTools and
-// CheckToolChoice.
+// The constraint of a request whose answer must call a tool, or may call one and is otherwise JSON or has a strict
+// tool: calls in the form of the model, and other text. nullopt for other requests, and for a model that does not
+// support tools. Requires CheckTools and CheckToolChoice.
 std::optional<Constraint> ToolConstraint(const v1::GenerateRequest& request, const model::TextAssets& assets);
 
 }  // namespace nibble::rpc

@@ -34,6 +34,7 @@ struct GenerateOptions {
   std::optional<text::ToolParser::Options> tools;
   std::optional<absl::Duration> queue_timeout;
   std::optional<Constraint> constraint;
+  std::shared_ptr<const text::Grammar> grammar;  // of the constraint, if it was compiled before
 };
 
 // `chat`: the method is Chat, which requires a chat and has its own default of max_tokens. Errors: Unimplemented names

@@ -119,9 +119,12 @@ absl::Status Submit(CallEnvironment& environment, const Call& call, const v1::Ge
   serve::Request request = options.request;
   if (options.constraint.has_value()) {
     request.grammar_field = options.constraint->field;
-    NIBBLE_ASSIGN_OR_RETURN(
-        request.grammar, resident->engine->grammars().Compile(options.constraint->source, options.constraint->field));
-    NIBBLE_RETURN_IF_ERROR(call.StillWanted(validated.deadline));
+    request.grammar = std::move(options.grammar);
+    if (request.grammar == nullptr) {
+      NIBBLE_ASSIGN_OR_RETURN(
+          request.grammar, resident->engine->grammars().Compile(options.constraint->source, options.constraint->field));
+      NIBBLE_RETURN_IF_ERROR(call.StillWanted(validated.deadline));
+    }
   }
   request.prompt = prompt;
   request.prompt_field = InputField(proto);
@@ -145,9 +148,11 @@ absl::Status Submit(CallEnvironment& environment, const Call& call, const v1::Ge
 // Adds the constraint of the request's tools. Returns whether the constraint must be compiled first, which may take
 // seconds.
 bool MustCompile(ValidatedRequest& validated, const v1::GenerateRequest& proto, const serve::Resident& resident) {
-  auto& constraint = validated.options.constraint;
-  if (!constraint.has_value()) constraint = ToolConstraint(proto, resident.text);
-  return constraint.has_value() && !resident.engine->grammars().Has(constraint->source);
+  GenerateOptions& options = validated.options;
+  if (!options.constraint.has_value()) options.constraint = ToolConstraint(proto, resident.text);
+  if (!options.constraint.has_value()) return false;
+  options.grammar = resident.engine->grammars().Kept(options.constraint->source);
+  return options.grammar == nullptr;
 }
 
 // Lets an abort end the wait for a load too.

@@ -142,6 +142,7 @@ class Engine {
   absl::Status Score(const Part& part, std::int64_t first_position, const kernels::Matrix& logits);
   absl::Status Logprobs(kernels::ConstMatrix rows, std::span<const std::int32_t> targets, std::int64_t top_n,
                         std::vector<TokenLogprob>* out);
+  static absl::Status MaskByGrammar(const Request& request, Sequence& output, std::span<float> logits);
   // Ends the request whose grammar is too costly at this point (InvalidArgument). Returns other errors.
   absl::Status EndForGrammar(Group& group, const absl::Status& status);
   absl::Status Draw(Group& group, Sequence& output, const float* logits, std::int64_t vocab);

@@ -41,7 +41,6 @@ absl::Status Engine::Submit(Request request, std::shared_ptr<ResponseSink> sink)
                                                   have, ": ask for fewer tokens or outputs")),
         "KV_FULL", {{"need", std::to_string(pages)}, {"have", std::to_string(have)}});
   }
-  NIBBLE_RETURN_IF_ERROR(group->FollowGrammar());
   const absl::Duration now = clock_.Monotonic();
   group->submitted = asked.arrived.value_or(now);
   group->usage.prompt_tokens = prompt;

@@ -224,6 +224,14 @@ absl::Status Engine::ConsumeLogits(const Part& part, const kernels::Matrix& logi
   return absl::OkStatus();
 }
 
+absl::Status Engine::MaskByGrammar(const Request& request, Sequence& output, std::span<float> logits) {
+  // Not before, because a follower takes memory and the request may have waited long.
+  if (output.follower == nullptr) {
+    NIBBLE_ASSIGN_OR_RETURN(output.follower, text::GrammarFollower::Start(request.grammar));
+  }
+  return output.follower->Mask(logits);
+}
+
 absl::Status Engine::EndForGrammar(Group& group, const absl::Status& status) {
   if (!absl::IsInvalidArgument(status)) return status;
   EndGroup(group, base::FieldError(group.request.grammar_field, base::ToStd(status.message())),
@@ -240,13 +248,13 @@ absl::Status Engine::Draw(Group& group, Sequence& output, const float* logits, s
   std::vector<float> changed;
   kernels::ConstMatrix drawn = row;
   const bool masked = group.generated(output) < request.stopping.min_tokens;
-  if (request.penalties.any() || masked || output.follower != nullptr) {
+  if (request.penalties.any() || masked || request.grammar != nullptr) {
     changed.assign(logits, logits + vocab);
     Apply(request.penalties, request.prompt, std::span(output.tokens).subspan(request.prompt.size()), changed);
     // The masks come last, so that no bias lifts a masked token.
     if (masked) MaskTokens(EndTokens(model_->config(), request.stopping), changed);
-    if (output.follower != nullptr) {
-      const absl::Status status = output.follower->Mask(std::span(changed));
+    if (request.grammar != nullptr) {
+      const absl::Status status = MaskByGrammar(request, output, changed);
       if (!status.ok()) return EndForGrammar(group, status);
     }
     drawn = kernels::MakeConstMatrix(changed.data(), kernels::DType::kF32, 1, vocab);

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "server/base/status_macros.h"
 #include "server/serve/engine.h"
 #include "server/serve/stop_matcher.h"
 #include "server/text/grammar.h"
@@ -23,7 +22,8 @@ struct Engine::Sequence {
   Sequence(const Request& request, int number, const text::Tokenizer& tokenizer)
       : index(number),
         tokens(request.prompt),
-        decoder(tokenizer, !request.include_special_tokens, request.shown_special_tokens),
+        // A grammar counts the first blank.
+        decoder(tokenizer, !request.include_special_tokens, request.shown_special_tokens, request.grammar != nullptr),
         stops(request.stopping.strings, request.stopping.include_stop) {}
 
   const int index;
@@ -32,7 +32,7 @@ struct Engine::Sequence {
   std::vector<std::int32_t> pages;
   text::StreamDecoder decoder;
   StopMatcher stops;
-  std::unique_ptr<text::GrammarFollower> follower;  // null without a grammar
+  std::unique_ptr<text::GrammarFollower> follower;  // with a grammar, from the first token on
   // Set if the end token is shown: the text that the decoder held back before that token. The rest of the decoder's
   // last text belongs to the end token and matches no stop string.
   std::optional<std::string> held;
@@ -45,14 +45,6 @@ struct Engine::Group {
   Group(Request asked, std::shared_ptr<ResponseSink> to, const text::Tokenizer& tokenizer)
       : request(std::move(asked)), sink(std::move(to)) {
     for (int i = 0; i < request.n; ++i) outputs.push_back(std::make_unique<Sequence>(request, i, tokenizer));
-  }
-  // Errors: as text::GrammarFollower::Start.
-  absl::Status FollowGrammar() {
-    for (auto& output : outputs) {
-      if (request.grammar == nullptr) break;
-      NIBBLE_ASSIGN_OR_RETURN(output->follower, text::GrammarFollower::Start(request.grammar));
-    }
-    return absl::OkStatus();
   }
 
   Request request;

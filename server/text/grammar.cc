@@ -37,9 +37,16 @@ NibbleText FfiText(std::string_view text) { return {FfiData(text), text.size()};
 
 }  // namespace
 
-Grammar::~Grammar() { nibble_grammar_free(handle_); }
+Grammar::Grammar(NibbleGrammar* handle, std::shared_ptr<const Tokenizer> tokenizer,
+                 std::shared_ptr<std::atomic<std::int64_t>> live_bytes)
+    : handle_(handle), tokenizer_(std::move(tokenizer)), live_bytes_(std::move(live_bytes)) {
+  *live_bytes_ += bytes();
+}
+Grammar::~Grammar() {
+  *live_bytes_ -= bytes();
+  nibble_grammar_free(handle_);
+}
 std::int64_t Grammar::bytes() const { return nibble_grammar_bytes(handle_); }
-bool Grammar::failed() const { return nibble_grammar_failed(handle_); }
 
 absl::StatusOr<std::unique_ptr<GrammarFollower>> GrammarFollower::Start(std::shared_ptr<const Grammar> grammar) {
   NibbleFollower* handle = nullptr;
@@ -78,49 +85,41 @@ GrammarCompiler::GrammarCompiler(std::shared_ptr<const Tokenizer> tokenizer, std
 
 GrammarCompiler::~GrammarCompiler() { nibble_compiler_free(handle_); }
 
-absl::Status GrammarCompiler::Prepare() {
-  std::call_once(prepared_, [this] {
-    if (!tokenizer_->decodes_by_token()) {
-      unprepared_ = absl::InvalidArgumentError("the model's tokenizer only decodes whole texts");
-      return;
-    }
-    std::set<std::int32_t> special;
-    for (const AddedToken& token : tokenizer_->added_tokens()) {
-      if (token.special) special.insert(token.id);
-    }
-    const TokenBytes& bytes = tokenizer_->token_bytes();
-    std::string blob;
-    std::vector<std::uint32_t> ends;
-    std::vector<std::uint8_t> is_special;
-    for (std::int32_t id = 0; id < vocab_size_; ++id) {
-      blob += bytes.Of(id);
-      ends.push_back(static_cast<std::uint32_t>(blob.size()));
-      is_special.push_back(special.contains(id) ? 1 : 0);
-    }
-    const NibbleVocabulary vocabulary = {.blob = FfiText(blob),
-                                         .ends = ends.data(),
-                                         .special = is_special.data(),
-                                         .size = ends.size(),
-                                         .end_tokens = end_tokens_.data(),
-                                         .num_end_tokens = end_tokens_.size()};
-    FfiBytes answer;
-    const NibbleTextCode code = nibble_compiler_new(tokenizer_->handle_, &vocabulary, &handle_, answer.out());
-    unprepared_ = ToStatus(code, answer);
-  });
-  return unprepared_;
+absl::StatusOr<const NibbleCompiler*> GrammarCompiler::Prepare() {
+  base::MutexLock lock(prepare_mutex_);
+  if (handle_ != nullptr) return handle_;
+  if (!tokenizer_->decodes_by_token())
+    return absl::InvalidArgumentError("the model's tokenizer only decodes whole texts");
+  std::set<std::int32_t> special;
+  for (const AddedToken& token : tokenizer_->added_tokens()) {
+    if (token.special) special.insert(token.id);
+  }
+  const TokenBytes& bytes = tokenizer_->token_bytes();
+  std::string blob;
+  std::vector<std::uint32_t> ends;
+  std::vector<std::uint8_t> is_special;
+  for (std::int32_t id = 0; id < vocab_size_; ++id) {
+    blob += bytes.Of(id);
+    ends.push_back(static_cast<std::uint32_t>(blob.size()));
+    is_special.push_back(special.contains(id) ? 1 : 0);
+  }
+  const NibbleVocabulary vocabulary = {.blob = FfiText(blob),
+                                       .ends = ends.data(),
+                                       .special = is_special.data(),
+                                       .size = ends.size(),
+                                       .end_tokens = end_tokens_.data(),
+                                       .num_end_tokens = end_tokens_.size()};
+  FfiBytes answer;
+  const NibbleTextCode code = nibble_compiler_new(tokenizer_->handle_, &vocabulary, &handle_, answer.out());
+  NIBBLE_RETURN_IF_ERROR(ToStatus(code, answer));
+  return handle_;
 }
 
 std::shared_ptr<const Grammar> GrammarCompiler::Find(const Key& key) {
   const auto found = entries_.find(key);
   if (found == entries_.end()) return nullptr;
-  const std::shared_ptr<const Grammar> grammar = found->second.grammar;
-  if (grammar->failed() || grammar->bytes() > kMaxGrammarBytes) {
-    used_.erase(found->second.used);
-    entries_.erase(found);
-    return nullptr;
-  }
   used_.splice(used_.begin(), used_, found->second.used);
-  return grammar;
+  return found->second.grammar;
 }
 
 void GrammarCompiler::DropOldest() {
@@ -137,12 +136,12 @@ void GrammarCompiler::Keep(const Key& key, std::shared_ptr<const Grammar> gramma
     for (const auto& [_, entry] : entries_) bytes += entry.grammar->bytes();
     return bytes;
   };
-  while (entries_.size() > kMaxGrammars || (entries_.size() > 1 && total() > kMaxTotalBytes)) DropOldest();
+  while (entries_.size() > kMaxKept || (entries_.size() > 1 && total() > kMaxKeptBytes)) DropOldest();
 }
 
-bool GrammarCompiler::Has(const GrammarSource& source) {
+std::shared_ptr<const Grammar> GrammarCompiler::Kept(const GrammarSource& source) {
   base::MutexLock lock(mutex_);
-  return Find({source.kind, source.text}) != nullptr;
+  return Find({source.kind, source.text});
 }
 
 absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Compile(const GrammarSource& source,
@@ -151,23 +150,27 @@ absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Compile(const Gr
     return base::FieldError(
         field, base::StrCat("has ", source.text.size(), " bytes, wanted at most ", GrammarSource::kMaxBytes));
   }
-  const Key key(source.kind, source.text);
-  {
-    base::MutexLock lock(mutex_);
-    if (auto kept = Find(key); kept != nullptr) return kept;
-  }
-  const NibbleGrammar* handle = nullptr;
-  absl::Status status = Prepare();
-  if (status.ok()) {
+  if (auto kept = Kept(source); kept != nullptr) return kept;
+  const auto compile = [&]() -> absl::StatusOr<NibbleGrammar*> {
+    NIBBLE_ASSIGN_OR_RETURN(const NibbleCompiler* compiler, Prepare());
+    NibbleGrammar* handle = nullptr;
     FfiBytes answer;
-    status = ToStatus(nibble_grammar_compile(handle_, ToFfi(source.kind), FfiText(source.text), &handle, answer.out()),
-                      answer);
-  }
-  if (absl::IsInvalidArgument(status)) return base::FieldError(field, base::ToStd(status.message()));
-  NIBBLE_RETURN_IF_ERROR(status);
-  auto grammar = std::make_shared<const Grammar>(handle, tokenizer_);
+    const NibbleTextCode code =
+        nibble_grammar_compile(compiler, ToFfi(source.kind), FfiText(source.text), &handle, answer.out());
+    NIBBLE_RETURN_IF_ERROR(ToStatus(code, answer));
+    return handle;
+  };
+  const absl::StatusOr<NibbleGrammar*> handle = compile();
+  if (absl::IsInvalidArgument(handle.status())) return base::FieldError(field, base::ToStd(handle.status().message()));
+  NIBBLE_RETURN_IF_ERROR(handle.status());
+  auto grammar = std::make_shared<const Grammar>(*handle, tokenizer_, live_bytes_);
   base::MutexLock lock(mutex_);
-  Keep(key, grammar);
+  Keep({source.kind, source.text}, grammar);
+  if (*live_bytes_ > kMaxLiveBytes) {
+    return base::WithReason(absl::ResourceExhaustedError(base::StrCat(
+                                field, ": the constraints of all requests take more than ", kMaxLiveBytes, " bytes")),
+                            "QUEUE_FULL");
+  }
   return grammar;
 }
 

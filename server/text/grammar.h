@@ -1,12 +1,12 @@
 // Constraints on the text of an output: JSON schemas, regular expressions, lists of texts and grammars.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -41,25 +41,23 @@ struct GrammarSource {
 // A compiled constraint. Thread-safe.
 class Grammar {
  public:
-  // Called by GrammarCompiler. Takes ownership of `handle`.
-  Grammar(const NibbleGrammar* handle, std::shared_ptr<const Tokenizer> tokenizer)
-      : handle_(handle), tokenizer_(std::move(tokenizer)) {}
+  // Called by GrammarCompiler. Takes ownership of `handle`, and counts its memory in `live_bytes`.
+  Grammar(NibbleGrammar* handle, std::shared_ptr<const Tokenizer> tokenizer,
+          std::shared_ptr<std::atomic<std::int64_t>> live_bytes);
   Grammar(const Grammar&) = delete;
   Grammar& operator=(const Grammar&) = delete;
   ~Grammar();
 
-  // Memory of the grammar and of its followers, which share the states that they compute.
-  std::int64_t bytes() const;
-  // Whether a follower failed. The next ones could fail for the same reason.
-  bool failed() const;
+  std::int64_t bytes() const;  // its memory, without its followers
 
  private:
   friend class GrammarFollower;
-  const NibbleGrammar* const handle_;
+  NibbleGrammar* const handle_;
   const std::shared_ptr<const Tokenizer> tokenizer_;  // the grammar refers to it
+  const std::shared_ptr<std::atomic<std::int64_t>> live_bytes_;
 };
 
-// Follows the text of one output. Thread-compatible.
+// Follows the text of one output, in at most 64 MiB. Thread-compatible.
 class GrammarFollower {
  public:
   // Errors: Internal.
@@ -72,7 +70,7 @@ class GrammarFollower {
   //   logits  [V]  f32, changed in place
   // Errors: InvalidArgument (the constraint needs too much time or memory here).
   absl::Status Mask(std::span<float> logits);
-  // Adds a token that Mask left. Errors: as Mask.
+  // Adds a token that Mask allowed to the text. Errors: as Mask.
   absl::Status Accept(std::int32_t token);
 
  private:
@@ -87,11 +85,10 @@ class GrammarFollower {
 // Compiles constraints for one model, and keeps the last ones. Thread-safe.
 class GrammarCompiler {
  public:
-  // Grammars that are kept. Their followers may make a grammar grow; one of more than kMaxGrammarBytes is compiled
-  // again for the next request.
-  static constexpr std::size_t kMaxGrammars = 32;
-  static constexpr std::int64_t kMaxGrammarBytes = std::int64_t{64} << 20;
-  static constexpr std::int64_t kMaxTotalBytes = std::int64_t{256} << 20;
+  // Limits of the grammars that are kept, and of those that exist, also in requests.
+  static constexpr std::size_t kMaxKept = 32;
+  static constexpr std::int64_t kMaxKeptBytes = std::int64_t{64} << 20;
+  static constexpr std::int64_t kMaxLiveBytes = std::int64_t{256} << 20;
 
   // vocab_size: of the model's logits. end_tokens: the model's.
   GrammarCompiler(std::shared_ptr<const Tokenizer> tokenizer, std::int64_t vocab_size,
@@ -101,10 +98,10 @@ class GrammarCompiler {
   // Takes up to 3 s of processor time and 192 MiB; the first call also prepares the vocabulary, a second for the
   // largest. `field`: the caller's name of the constraint, in errors. Errors: InvalidArgument (FIELD_VIOLATION): the
   // source has an error, cannot be enforced, or needs more time or memory; the model has no end token; its tokenizer
-  // only decodes whole texts.
+  // only decodes whole texts. ResourceExhausted (QUEUE_FULL): the grammars of other requests take kMaxLiveBytes.
   absl::StatusOr<std::shared_ptr<const Grammar>> Compile(const GrammarSource& source, const char* field);
-  // Whether Compile would return a grammar that it has kept.
-  bool Has(const GrammarSource& source);
+  // The grammar if it is kept, otherwise null.
+  std::shared_ptr<const Grammar> Kept(const GrammarSource& source);
 
  private:
   using Key = std::pair<GrammarKind, std::string>;
@@ -116,14 +113,15 @@ class GrammarCompiler {
   std::shared_ptr<const Grammar> Find(const Key& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Keep(const Key& key, std::shared_ptr<const Grammar> grammar) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropOldest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status Prepare();
+  // Makes the compiler if there is none yet.
+  absl::StatusOr<const NibbleCompiler*> Prepare();
 
   const std::shared_ptr<const Tokenizer> tokenizer_;
   const std::int64_t vocab_size_;
   const std::vector<std::int32_t> end_tokens_;
-  std::once_flag prepared_;
-  NibbleCompiler* handle_ = nullptr;  // after prepared_; null after an error
-  absl::Status unprepared_;           // after prepared_
+  const std::shared_ptr<std::atomic<std::int64_t>> live_bytes_ = std::make_shared<std::atomic<std::int64_t>>(0);
+  base::Mutex prepare_mutex_;
+  NibbleCompiler* handle_ ABSL_GUARDED_BY(prepare_mutex_) = nullptr;  // set once
   base::Mutex mutex_;
   std::map<Key, Entry> entries_ ABSL_GUARDED_BY(mutex_);
   std::list<Key> used_ ABSL_GUARDED_BY(mutex_);  // the last used first

@@ -26,8 +26,12 @@ absl::StatusOr<std::string> BytesOfToken(const NibbleTokenizer* tokenizer, std::
 
 }  // namespace
 
-StreamDecoder::StreamDecoder(const Tokenizer& tokenizer, bool skip_special_tokens, std::vector<std::int32_t> shown)
-    : tokenizer_(tokenizer), skip_special_tokens_(skip_special_tokens), shown_(std::move(shown)) {}
+StreamDecoder::StreamDecoder(const Tokenizer& tokenizer, bool skip_special_tokens, std::vector<std::int32_t> shown,
+                             bool inside_text)
+    : tokenizer_(tokenizer),
+      skip_special_tokens_(skip_special_tokens),
+      shown_(std::move(shown)),
+      begun_(inside_text && tokenizer.anchor_.has_value()) {}
 
 absl::StatusOr<std::string> StreamDecoder::Append(std::int32_t id) {
   if (id < 0) {

@@ -23,7 +23,9 @@ class StreamDecoder {
   };
 
   // `shown`: special tokens that are not skipped; then the deltas are those of Decode without the others.
-  StreamDecoder(const Tokenizer& tokenizer, bool skip_special_tokens, std::vector<std::int32_t> shown = {});
+  // inside_text: the ids continue a text, so a blank at their start is not stripped as at the start of a text.
+  StreamDecoder(const Tokenizer& tokenizer, bool skip_special_tokens, std::vector<std::int32_t> shown = {},
+                bool inside_text = false);
 
   // Returns the text that `id` adds; empty while a character is incomplete.
   // Errors: InvalidArgument (a negative id).

@@ -10,9 +10,10 @@ namespace {
 using base::Json;
 using base::StrCat;
 
-// Text that is no call in kLlama3: its first character that is not a blank is no brace.
-constexpr char kTextWithoutBrace[] = R"(TEXT: /[ \t\r\n]+|[ \t\r\n]*[^{ \t\r\n](?s:.*)/)"
-                                     "\n";
+// Text that is no call in kLlama3: after blanks, it begins neither with a brace nor with the marker.
+constexpr char kTextWithoutCall[] = R"(TEXT: /[ \t\r\n]+|[ \t\r\n]*[^{ \t\r\n](?s:.*)/ &)"
+                                    R"( ~(/[ \t\r\n]*/ "<|python_tag|>" /(?s:.*)/))"
+                                    "\n";
 
 // Lark writes strings as JSON does.
 std::string Literal(std::string_view text) { return base::Dump(Json(std::string(text))); }
@@ -57,6 +58,7 @@ std::string Marked(const ToolGrammarOptions& options, std::string_view marker, c
   const std::string one = StrCat(begin, " ", after);
   const std::string more = options.parallel && repeatable ? StrCat(" (", separator, one, ")*") : "";
   if (options.required) return StrCat("start: ", one, more, "\n");
+  if (options.content.has_value()) return StrCat("start: content | ", one, more, "\n");
   // Text never has the marker, not even spelled with other tokens, because the parser of calls would see it.
   const std::string text = StrCat("TEXT: /(?s:.+)/ & ~(/(?s:.*)/ ", Literal(marker), " /(?s:.*)/)\n");
   if (IsToken(options, marker)) return StrCat("start: TEXT? (", one, more, ")?\n", text);
@@ -67,15 +69,18 @@ std::string Marked(const ToolGrammarOptions& options, std::string_view marker, c
 }  // namespace
 
 std::string ToolGrammar(const ToolGrammarOptions& options) {
-  const std::string calls = Calls(options);
+  std::string calls = Calls(options);
+  if (options.content.has_value() && !options.required)
+    calls += StrCat("content: %json ", base::Dump(*options.content), "\n");
   switch (options.format) {
     case ToolFormat::kHermes:
       return Marked(options, kHermesBegin, StrCat(R"("\n" call "\n" )", Marker(options, kHermesEnd)), R"("\n" )",
                     true) +
              calls;
     case ToolFormat::kLlama3:
-      return options.required ? StrCat("start: call\n", calls)
-                              : StrCat("start: TEXT? | call\n", kTextWithoutBrace, calls);
+      if (options.required) return StrCat("start: call\n", calls);
+      if (options.content.has_value()) return StrCat("start: content | call\n", calls);
+      return StrCat("start: TEXT? | call\n", kTextWithoutCall, calls);
     case ToolFormat::kMistralList:
       return Marked(options, kMistralBegin,
                     options.parallel ? R"(" "? "[" call (", " call)* "]")" : R"(" "? "[" call "]")", "", false) +

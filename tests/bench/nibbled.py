@@ -17,18 +17,20 @@ def cpu_name():
 
 @contextlib.contextmanager
 def serve(programs, state, *flags):
-    """Runs nibbled with 2 threads; yields a function that runs `nibble --json ARGUMENT...` and returns its output."""
+    """Runs nibbled with 2 threads; yields a function that runs `nibble --json ARGUMENT...` and returns its output. Its
+    attributes are `addresses`, the content of server.json, and `pid`."""
     programs, state = pathlib.Path(programs), pathlib.Path(state)
     server = subprocess.Popen([programs / "nibbled", "--state_dir", state, "--grpc_address", "127.0.0.1:0", "--http_address", "127.0.0.1:0",
                                "--threads", "2", *map(str, flags)], stderr=subprocess.DEVNULL)
     try:
         soon(lambda: server.poll() is not None or (state / "server.json").exists(), "nibbled has started", 20)
         assert server.poll() is None, "nibbled did not start"
-        address = json.loads((state / "server.json").read_text())["grpc_address"]
+        addresses = json.loads((state / "server.json").read_text())
 
         def nibble(*arguments):
-            return subprocess.run([programs / "nibble", "--server", address, "--json", *map(str, arguments)], check=True,
+            return subprocess.run([programs / "nibble", "--server", addresses["grpc_address"], "--json", *map(str, arguments)], check=True,
                                   capture_output=True, text=True).stdout
+        nibble.addresses, nibble.pid = addresses, server.pid
         yield nibble
     finally:
         server.terminate()

@@ -36,7 +36,7 @@ def judge(outputs):
     """Validates the finished ones of (name, text, finish reason); returns the number of finished outputs by name."""
     schemas, finished, wrong = {}, collections.Counter(), []
     for name, text, reason in outputs:
-        assert reason in ("stop", "length"), (name, text, reason)
+        assert reason in ("stop", "eos", "length"), (name, text, reason)
         if reason == "length":
             continue
         if name not in schemas:

@@ -129,6 +129,25 @@ def test_dataset_of_rows_is_uploaded_previewed_and_deleted(client):
         client.datasets.get(name)
 
 
+def test_downloaded_dataset_has_the_bytes_of_the_upload(client, tmp_path):
+    name, path = f"down-{client.kind}", tmp_path / "rows.jsonl"
+    rows, stages = [{"text": f"row {i}, with an ä"} for i in range(40_000)], []
+    dataset = client.datasets.upload(rows, name, file_name="mine.jsonl")
+    assert dataset.file_name == "mine.jsonl"
+    assert client.datasets.download(name, path, on_progress=lambda *stage: stages.append(stage)) == dataset.bytes > 1 << 20
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == dataset.sha256
+    assert len(stages) > 2 and stages[-1] == ("download", dataset.bytes, 0)
+    (tmp_path / "plain.txt").write_text('One "line"\n')
+    client.datasets.upload(tmp_path / "plain.txt", name + "-plain", format="text")
+    assert client.datasets.download(name + "-plain", path) > 0 and json.loads(path.read_text()) == {"text": 'One "line"\n'}
+    with pytest.raises(errors.DatasetNotFound):
+        client.datasets.download("absent", tmp_path / "absent.jsonl")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["plain.txt", "rows.jsonl"]
+    for wrong in (tmp_path, tmp_path / "no/file"):
+        with pytest.raises(errors.FieldError, match="path: got .*, wanted the path of a file"):
+            client.datasets.download(name, wrong)
+
+
 def test_bad_rows_are_named(client):
     with pytest.raises(errors.DatasetFormatError) as caught:
         client.datasets.upload([{"text": "good"}, {"txt": "bad"}], "bad")
@@ -244,6 +263,38 @@ def test_operation_is_started_found_and_deleted(client):
         client.operations.get(started.name)
     with pytest.raises(errors.FieldError, match="one of PlanJobRequest"):
         client.operations.start(v1.GetModelRequest())
+
+
+def test_request_is_aborted_by_its_id(client):
+    name = f"aborted-{client.kind}"
+    with client.generate_stream("small", PROMPT, n=16, max_tokens=900, temperature=1.0, ignore_eos=True, request_id=name) as stream:
+        next(iter(stream))
+        assert client.abort([name, "absent"]) == [name]
+        with pytest.raises(errors.Cancelled):
+            list(stream)
+    with pytest.raises(errors.FieldError):
+        client.abort([])
+
+
+def test_load_is_watched(client):
+    times = []
+    for load in client.watch_load(interval=0.2):
+        times.append(load.time.ToNanoseconds() / 1e9)
+        if len(times) == 4:
+            break
+    assert load.ready and 0.5 < times[-1] - times[0] < 10
+    with pytest.raises(errors.FieldError, match="interval"):
+        next(iter(client.watch_load(interval=0.01)))
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_draining_server_refuses_work(kind, make_server):
+    server = make_server()
+    with client_package.connect(kind, server.grpc, retry=nibble_client.Retry(attempts=1)) as client:
+        client.drain(deadline=1)
+        with pytest.raises(errors.Draining):
+            client.models.get("any")
+        assert not client.server_load().ready
 
 
 def test_server_describes_itself(client):

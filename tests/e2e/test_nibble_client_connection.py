@@ -1,4 +1,5 @@
 """The Python client over connections that are lost, cut or refused, and over TLS with tokens."""
+import hashlib
 import threading
 
 import grpc
@@ -33,6 +34,22 @@ class CountingProxy(Proxy):
             sink.sendall(data)
             self.bytes_sent += len(data)
             if self.cut_after is not None and self.bytes_sent > self.cut_after:
+                self.cut_after = None
+                self.cut()
+        return super().copy(source, Sink(send, sink.shutdown), back)
+
+
+class DownloadProxy(Proxy):
+    """Cuts all connections once, after some bytes for the client."""
+
+    def __init__(self, target, cut_after):
+        self.cut_after = cut_after
+        super().__init__("127.0.0.1", target)
+
+    def copy(self, source, sink, back):
+        def send(data):
+            sink.sendall(data)
+            if back and self.cut_after is not None and self.bytes_back > self.cut_after:
                 self.cut_after = None
                 self.cut()
         return super().copy(source, Sink(send, sink.shutdown), back)
@@ -115,6 +132,20 @@ def test_cut_upload_continues_where_it_stopped(connect, shared):
     dataset = connect(proxy.address).datasets.upload(rows, f"cut-{connect.kind}")
     assert dataset.rows == 20_000 and dataset.bytes == size > 16 << 20 and proxy.accepted >= 2
     assert proxy.bytes_sent < size + (8 << 20), "the client sent the first bytes again"
+
+
+def test_cut_download_begins_again(connect, shared, tmp_path):
+    name, path = f"down-cut-{connect.kind}", tmp_path / "rows.jsonl"
+    rows = [{"text": "The keeper counted the boats. " * 30 + str(i)} for i in range(20_000)]
+    dataset = connect(shared.grpc).datasets.upload(rows, name)
+    proxy, seen = DownloadProxy(shared.grpc, cut_after=4 << 20), []
+    client = connect(proxy.address)
+    assert client.datasets.download(name, path, on_progress=lambda stage, done, total: seen.append(done)) == dataset.bytes
+    assert proxy.accepted >= 2 and seen[-1] == dataset.bytes, "the bytes of the first attempt are not counted"
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == dataset.sha256
+    with pytest.raises(errors.Unavailable):
+        connect("127.0.0.1:1", retry=nibble_client.Retry(attempts=2, first_wait=0.05)).datasets.download(name, tmp_path / "none.jsonl")
+    assert [each.name for each in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
 def test_cut_upload_is_resumed_by_another_program(connect, shared, tmp_path):

@@ -165,7 +165,7 @@ def test_response_without_store_is_not_kept(server, client):
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ({"truncation": "auto"}, "truncation"),
     ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
-    ({"text": {"format": {"type": "json_object"}}}, "text.format.type"),
+    ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
     ({"include": ["file_search_call.results"]}, "include"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"max_output_tokens": 0}, "max_output_tokens"),

@@ -311,3 +311,21 @@ def test_strict_tools_are_checked_before_the_answer(client):
     with pytest.raises(openai.BadRequestError) as raised:
         client.chat.completions.create(model="hermes", messages=ASK, tools=[wrong], max_completion_tokens=4)
     assert raised.value.param == "tools" and "#/properties/when/format" in raised.value.message
+
+
+def test_answer_is_json_of_the_format_or_a_call(client):
+    schema = {"type": "object", "properties": {"reply": {"enum": ["yes", "no"]}}, "required": ["reply"], "additionalProperties": False}
+    seen = set()
+    for seed in range(12):
+        answer = client.chat.completions.create(
+            model="hermes", messages=ASK, tools=TOOLS, temperature=1.0, seed=seed, max_completion_tokens=300, parallel_tool_calls=False,
+            response_format={"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}).choices[0]
+        seen.add(answer.finish_reason)
+        if answer.finish_reason == "stop":
+            assert json.loads(answer.message.content)["reply"] in ("yes", "no")
+        elif answer.finish_reason == "tool_calls":
+            assert answer.message.tool_calls[0].function.name in ("weather", "now")
+    assert "stop" in seen
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(model="hermes", messages=ASK, tools=TOOLS, extra_body={"guided_regex": "a"})
+    assert raised.value.param == "guided_regex"

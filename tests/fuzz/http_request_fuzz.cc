@@ -302,6 +302,21 @@ std::vector<Request> Exchange(openai::Gateway& gateway, Options options, std::st
   return std::move(handler.requests);
 }
 
+// Checks a request against the bytes that were sent.
+void CheckRequest(const Request& request, std::string_view bytes) {
+  Expect(bytes.find(request.head.method) != std::string_view::npos, "the client has sent the method");
+  Expect(request.head.fields.size() <= Limits().max_header_fields, "a header keeps its limit");
+  for (const auto& [name, value] : request.head.fields)
+    Expect(bytes.find(value.substr(0, value.find_first_of("\r\n\t "))) != std::string_view::npos,
+           "the client has sent the field");
+  const std::string length = request.head.Field("content-length");
+  if (!request.whole || length.empty()) return;
+  Expect(
+      std::to_string(request.body.size()) == length.substr(std::min(length.find_first_not_of('0'), length.size() - 1)),
+      "a body has its length");
+  Expect(bytes.find(request.body) != std::string_view::npos, "the client has sent the body");
+}
+
 auto Told(const http::RequestHead& head) { return std::tie(head.method, head.path, head.query, head.fields); }
 
 }  // namespace
@@ -316,6 +331,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   // Pieces of a byte would take long for a large input.
   const std::size_t piece = std::max({std::size_t{1}, std::size_t{data[0]}, bytes.size() / 256});
   const auto pieces = Exchange(gateway, options, bytes, piece);
+  for (const Request& request : whole) CheckRequest(request, bytes);
   if (options.answer == Answer::kEarly) return 0;  // the next request depends on how much of the body has arrived
   Expect(whole.size() == pieces.size(), "pieces do not change the number of requests");
   for (std::size_t i = 0; i < whole.size(); ++i) {

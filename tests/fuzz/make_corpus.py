@@ -6,6 +6,7 @@ import json
 import pathlib
 import struct
 
+from constraint_corpus import make_constraint
 from infer_request_corpus import make_infer_request, varint
 from openai_corpus import make_http_request, make_openai_json
 
@@ -549,7 +550,7 @@ if __name__ == "__main__":
     for make in (make_safetensors, make_manifest, make_json, make_jsonl, make_tokenizer, make_job_spec, make_gguf, make_chat_template,
                  make_packed_weights, make_metric_labels, make_names, make_multipart):
         make()
-    for make in (make_infer_request, make_http_request, make_openai_json):
+    for make in (make_infer_request, make_http_request, make_openai_json, make_constraint):
         make(write)
     # Not files to parse: control_fuzz.cc obeys each word, so that the tests see one finding of each kind ("quiet": none).
     # "quotes" must cause none: an error may quote the client's text, even if that looks like internals.

@@ -157,21 +157,19 @@ typedef enum NibbleGrammarKind {
 NibbleTextCode nibble_compiler_new(const NibbleTokenizer* tokenizer, const NibbleVocabulary* vocabulary,
                                    NibbleCompiler** compiler, NibbleBytes* out);
 void nibble_compiler_free(NibbleCompiler* compiler);
-// Takes at most 3 s and 192 MiB; otherwise INVALID. The grammar is thread-safe.
+// Takes at most 3 s of processor time and 192 MiB besides the stack, and the grammar at most 32 MiB; otherwise INVALID.
+// The grammar is thread-safe.
 NibbleTextCode nibble_grammar_compile(const NibbleCompiler* compiler, NibbleGrammarKind kind, NibbleText source,
-                                      const NibbleGrammar** grammar, NibbleBytes* out);
-void nibble_grammar_free(const NibbleGrammar* grammar);  // its followers stay valid
-// Bytes that the grammar and its followers have allocated.
-int64_t nibble_grammar_bytes(const NibbleGrammar* grammar);
-// Whether a follower failed. The grammar's next followers could fail for the same reason.
-bool nibble_grammar_failed(const NibbleGrammar* grammar);
+                                      NibbleGrammar** grammar, NibbleBytes* out);
+void nibble_grammar_free(NibbleGrammar* grammar);            // its followers stay valid
+int64_t nibble_grammar_bytes(const NibbleGrammar* grammar);  // its memory
 // A follower knows the tokens of one text so far. One thread at a time.
 NibbleTextCode nibble_follower_new(const NibbleGrammar* grammar, NibbleFollower** follower, NibbleBytes* out);
 void nibble_follower_free(NibbleFollower* follower);
-// Sets bit i % 32 of allowed[i / 32] if token i may be next; of a complete text, only the end tokens. INVALID: the
-// grammar is too costly here.
+// Sets bit i % 32 of allowed[i / 32] if token i may be next. After a complete text, only end tokens may be. INVALID:
+// the grammar is too costly at this point of the text.
 NibbleTextCode nibble_follower_allowed(NibbleFollower* follower, uint32_t* allowed, size_t num_words, NibbleBytes* out);
-// Adds an allowed token. INVALID: the grammar is too costly here.
+// Adds an allowed token to the text. INVALID: as above.
 NibbleTextCode nibble_follower_accept(NibbleFollower* follower, int32_t token, NibbleBytes* out);
 
 #ifdef __cplusplus

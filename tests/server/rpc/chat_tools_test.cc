@@ -105,7 +105,7 @@ TEST(ChatToolsTest, FieldsWithoutValueHaveDefaults) {
       R"({"role":"tool","content":"12","name":"now","tool_call_id":"i"}])");
   const auto rendered = Render(chat, AssetsOf(kWithTools), kMaxBytes);
   ASSERT_TRUE(rendered.ok()) << rendered.status();
-  EXPECT_THAT(*rendered, HasSubstr("{\"name\": \"now\", \"arguments\": {}}\n</tool_call>\ntool: 12(now)\n"));
+  EXPECT_THAT(*rendered, HasSubstr("{\"name\": \"now\", \"arguments\": {}}\n</tool_call>tool: 12(now)"));
 }
 
 TEST(ChatToolsTest, TemplateWithoutToolsRefusesThem) {
@@ -149,12 +149,16 @@ TEST(ChatToolsTest, NamesTheWrongField) {
 
 TEST(ChatToolsTest, ChoiceNeedsToolsAndIsCompleteOrRefused) {
   const auto status = [](const std::string& text) {
-    return CheckToolChoice(FromText<v1::GenerateRequest>("chat { messages { } } " + text));
+    auto request = FromText<v1::GenerateRequest>("chat { messages { } }");
+    EXPECT_TRUE(google::protobuf::TextFormat::MergeFromString(text, &request)) << text;
+    return CheckToolChoice(request);
   };
   const std::string tool = "chat { tools { name: 'now' } } ";
   for (const std::string& right :
        {std::string(), std::string("tool_choice: TOOL_CHOICE_NONE"), tool, tool + "tool_choice: TOOL_CHOICE_AUTO",
-        tool + "tool_choice: TOOL_CHOICE_NONE chat { tools { name: 's' strict: true } }"}) {
+        std::string("tool_choice: TOOL_CHOICE_NONE chat { tools { name: 's' strict: true } }"),
+        tool + "tool_choice: TOOL_CHOICE_REQUIRED", tool + "required_tool: 'now'",
+        std::string("chat { tools { name: 's' strict: true } }")}) {
     EXPECT_TRUE(status(right).ok()) << right << ": " << status(right);
   }
   const std::vector<std::pair<std::string, std::string>> wrong = {

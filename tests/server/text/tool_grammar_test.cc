@@ -66,8 +66,10 @@ TEST(ToolGrammarTest, LlamaWritesOneCallWithParameters) {
 call: "{\"name\": \"weather\", \"parameters\": " arguments_0 "}"
 )") + kWeather);
   options.required = false;
-  EXPECT_THAT(ToolGrammar(options),
-              HasSubstr("start: TEXT? | call\nTEXT: /[ \\t\\r\\n]+|[ \\t\\r\\n]*[^{ \\t\\r\\n](?s:.*)/\n"));
+  EXPECT_THAT(
+      ToolGrammar(options),
+      HasSubstr("start: TEXT? | call\nTEXT: /[ \\t\\r\\n]+|[ \\t\\r\\n]*[^{ \\t\\r\\n](?s:.*)/ & ~(/[ \\t\\r\\n]*/ "
+                "\"<|python_tag|>\" /(?s:.*)/)\n"));
 }
 
 TEST(ToolGrammarTest, MistralWritesAListOrNames) {

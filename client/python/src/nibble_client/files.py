@@ -282,6 +282,36 @@ class Receiver:
         return self._directory / f"{self._entry.path}.partial"
 
 
+class RowsReceiver:
+    """Writes the rows of a dataset to a file, under a temporary name until they are complete."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = pathlib.Path(path)
+        if self._path.is_dir() or not self._path.parent.is_dir():
+            field_error("path", str(path), "the path of a file in a directory that exists")
+        self._partial = self._path.with_name(self._path.name + ".partial")
+        self._file = open(self._partial, "wb")
+        self.bytes = 0
+
+    def take(self, message: v1.DownloadDatasetResponse) -> None:
+        self._file.write(message.chunk)
+        self.bytes += len(message.chunk)
+
+    def finish(self) -> int:
+        """Gives the file its name. Returns its size."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        os.replace(self._partial, self._path)
+        return self.bytes
+
+    def drop(self) -> None:
+        """Removes a file that is not complete."""
+        if not self._file.closed:
+            self._file.close()
+            self._partial.unlink(missing_ok=True)
+
+
 def _is_safe(path: str) -> bool:
     if not path or len(path) > 255 or "\\" in path or any(letter < " " for letter in path):
         return False

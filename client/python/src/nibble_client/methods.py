@@ -39,6 +39,8 @@ GET_DATASET = Unary(_DATASETS + "GetDataset", v1.GetDatasetRequest, v1.Dataset)
 LIST_DATASETS = Unary(_DATASETS + "ListDatasets", v1.ListDatasetsRequest, v1.ListDatasetsResponse)
 DELETE_DATASET = Unary(_DATASETS + "DeleteDataset", v1.DeleteDatasetRequest, v1.DeleteDatasetResponse)
 PREVIEW_DATASET = Unary(_DATASETS + "PreviewDataset", v1.PreviewDatasetRequest, v1.PreviewDatasetResponse)
+DOWNLOAD_DATASET = ServerStream(
+    _DATASETS + "DownloadDataset", v1.DownloadDatasetRequest, v1.DownloadDatasetResponse)
 
 _JOBS = "/nibble.v1.FineTuneService/"
 PLAN_JOB = Unary(_JOBS + "PlanJob", v1.PlanJobRequest, operations_pb2.Operation)
@@ -82,10 +84,12 @@ DETOKENIZE = Unary(_INFERENCE + "Detokenize", v1.DetokenizeRequest, v1.Detokeniz
 RENDER_TEMPLATE = Unary(_INFERENCE + "RenderTemplate", v1.RenderTemplateRequest, v1.RenderTemplateResponse)
 GET_TOKENIZER_CONFIG = Unary(
     _INFERENCE + "GetTokenizerConfig", v1.GetTokenizerConfigRequest, v1.GetTokenizerConfigResponse)
+ABORT = Unary(_INFERENCE + "Abort", v1.AbortRequest, v1.AbortResponse)
 
 _SERVER = "/nibble.v1.ServerService/"
 GET_SERVER_INFO = Unary(_SERVER + "GetServerInfo", v1.GetServerInfoRequest, v1.ServerInfo)
 GET_LOAD = Unary(_SERVER + "GetLoad", v1.GetLoadRequest, v1.ServerLoad)
+WATCH_LOAD = ServerStream(_SERVER + "WatchLoad", v1.WatchLoadRequest, v1.ServerLoad)
 DRAIN = Unary(_SERVER + "Drain", v1.DrainRequest, v1.DrainResponse)
 
 _UPLOADS = "/nibble.v1.UploadService/"

@@ -6,12 +6,12 @@ use crate::lark::{prepare_lark, prepare_tools};
 use crate::schema::{prepare_schema, with_places, Blanks};
 use crate::tokenizer::{DecoderKind, Special, Tokenizer};
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{
     InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv,
 };
 use llguidance::{Matcher, ParserFactory};
 use serde_json::Value;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,8 +19,9 @@ pub const MAX_SOURCE_BYTES: usize = 256 << 10;
 const MAX_CHOICES: usize = 10_000;
 // Deeper brackets could exhaust the stack.
 const MAX_DEPTH: usize = 100;
-// Rules and schemas may refer to each other in chains, which the compiler follows by recursion. A link has at least 8
-// bytes of the source; 32 K links take less than this. Only pages that are used take memory.
+// Rules and schemas may refer to each other in chains, and nest in each link, which the compiler follows by recursion. A
+// level has at least 2 bytes of the source and takes about 1.6 KiB of stack, so a source takes about 200 MiB at most.
+// Only pages that are used take memory.
 const COMPILE_STACK: usize = 512 << 20;
 // The trie's limit is 1024.
 const MAX_TOKEN_BYTES: usize = 1000;
@@ -34,9 +35,11 @@ const STEP: Budget =
     Budget { bytes: 64 << 20, blocks: usize::MAX, time: Duration::from_millis(200) };
 const STEP_LEXER_FUEL: u64 = 50_000;
 const STEP_MAX_ITEMS: usize = 20_000;
-const MAX_LEXER_STATES: usize = 20_000; // 1 to 2 KiB each, shared by all followers of a grammar
+const MAX_LEXER_STATES: usize = 20_000; // of a follower, 1 to 2 KiB each
+const MAX_GRAMMAR_BYTES: i64 = 32 << 20;
+const MAX_FOLLOWER_BYTES: i64 = 64 << 20;
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub enum Kind {
     JsonSchema,
     Regex,
@@ -87,17 +90,19 @@ impl TokenizerEnv for Vocabulary {
 
 pub struct Compiler {
     factory: ParserFactory,
+    // For grammars of users in Lark: with the other factory, a mask may take exponential time in the number of terminals
+    // that refer to each other below a complement, without an allocation that would end it.
+    plain_factory: ParserFactory,
 }
 
 pub struct Grammar {
     fresh: Matcher,
-    bytes: AtomicI64,
-    failed: AtomicBool,
+    bytes: i64,
 }
 
 pub struct Follower {
     matcher: Matcher,
-    grammar: Arc<Grammar>,
+    bytes: i64,
 }
 
 /// A vocabulary as NibbleVocabulary (text_ffi.h) describes it.
@@ -146,19 +151,21 @@ impl Compiler {
             // SAFETY: see `new`.
             let canonical = unsafe { (*tokenizer).kind } == DecoderKind::Bytes;
             let env: TokEnv = Arc::new(Vocabulary { tokenizer, trie, canonical });
-            let mut factory = ParserFactory::new(
-                &env,
-                InferenceCapabilities::default(),
-                &llguidance::earley::SlicedBiasComputer::general_slices(),
-            )
-            .map_err(|e| e.to_string())?;
-            factory.quiet();
-            let limits = factory.limits_mut();
-            limits.step_lexer_fuel = STEP_LEXER_FUEL;
-            limits.step_max_items = STEP_MAX_ITEMS;
-            limits.max_lexer_states = MAX_LEXER_STATES;
-            limits.verbose_errors = false;
-            Ok(Compiler { factory })
+            let factory = |slices: &[String]| {
+                let made = ParserFactory::new(&env, InferenceCapabilities::default(), slices);
+                let mut factory = made.map_err(|e| Failure::Invalid(e.to_string()))?;
+                factory.quiet();
+                let limits = factory.limits_mut();
+                limits.step_lexer_fuel = STEP_LEXER_FUEL;
+                limits.step_max_items = STEP_MAX_ITEMS;
+                limits.max_lexer_states = MAX_LEXER_STATES;
+                limits.verbose_errors = false;
+                Ok::<ParserFactory, Failure>(factory)
+            };
+            Ok(Compiler {
+                factory: factory(&SlicedBiasComputer::general_slices())?,
+                plain_factory: factory(&[])?,
+            })
         })
     }
 
@@ -191,7 +198,8 @@ impl Compiler {
                 }
                 _ => plain(error),
             };
-            let parser = self.factory.create_parser(grammar).map_err(|e| located(&e))?;
+            let factory = if kind == Kind::Lark { &self.plain_factory } else { &self.factory };
+            let parser = factory.create_parser(grammar).map_err(|e| located(&e))?;
             let mut matcher = Matcher::new(Ok(parser));
             if let Some(error) = matcher.get_error() {
                 return Err(Failure::Invalid(error));
@@ -205,7 +213,11 @@ impl Compiler {
             Ok(matcher)
         })?;
         let bytes = net_bytes(COMPILE);
-        Ok(Grammar { fresh, bytes: bytes.into(), failed: false.into() })
+        if bytes > MAX_GRAMMAR_BYTES {
+            let text = format!("needs {bytes} bytes, wanted at most {MAX_GRAMMAR_BYTES}");
+            return Err(Failure::Invalid(text));
+        }
+        Ok(Grammar { fresh, bytes })
     }
 }
 
@@ -218,7 +230,12 @@ fn check_complete(matcher: &mut Matcher) -> anyhow::Result<()> {
 
 /// Without the parser's state and backtraces, and in the words of this API.
 fn plain(error: &anyhow::Error) -> Failure {
-    Failure::Invalid(plain_text(error))
+    let text = plain_text(error);
+    if text.starts_with("panic: ") {
+        Failure::Panic(text)
+    } else {
+        Failure::Invalid(text)
+    }
 }
 
 fn plain_text(error: &anyhow::Error) -> String {
@@ -226,6 +243,9 @@ fn plain_text(error: &anyhow::Error) -> String {
     let text = text.split("\n<").next().unwrap_or_default().trim();
     if text == "NoExtensionBias" {
         return "no token continues the text, which is not complete".to_string();
+    }
+    if text.contains("Regex is empty") {
+        return "no text matches all conditions on a text".to_string();
     }
     if let (true, Some(at)) = (text.contains("regex parse error"), text.rfind("error: ")) {
         let reason = &text[at + "error: ".len()..];
@@ -288,20 +308,15 @@ fn top_level(kind: Kind, source: &str) -> Result<TopLevelGrammar, Failure> {
 }
 
 impl Grammar {
-    /// Bytes that the grammar and its followers have allocated.
+    /// Memory of the grammar.
     pub fn bytes(&self) -> i64 {
-        self.bytes.load(Ordering::Relaxed)
+        self.bytes
     }
 
-    /// Whether a follower failed. Its successors could fail for the same reason, because they share the lexer's states.
-    pub fn failed(&self) -> bool {
-        self.failed.load(Ordering::Relaxed)
-    }
-
-    pub fn follow(self: Arc<Self>) -> Result<Follower, Failure> {
-        let matcher = guarded(STEP, || Ok(self.fresh.clone()))?;
-        self.bytes.fetch_add(net_bytes(STEP), Ordering::Relaxed);
-        Ok(Follower { matcher, grammar: self })
+    /// A follower has a lexer of its own, so the failure of one does not reach another, and its states go with it.
+    pub fn follow(&self) -> Result<Follower, Failure> {
+        let matcher = guarded(STEP, || Ok(self.fresh.deep_clone()))?;
+        Ok(Follower { matcher, bytes: net_bytes(STEP) })
     }
 }
 
@@ -311,25 +326,25 @@ impl Follower {
         work: impl FnOnce(&mut Matcher) -> anyhow::Result<T>,
     ) -> Result<T, Failure> {
         let done = guarded(STEP, || work(&mut self.matcher).map_err(|e| plain(&e)));
-        self.grammar.bytes.fetch_add(net_bytes(STEP), Ordering::Relaxed);
-        if done.is_err() {
-            self.grammar.failed.store(true, Ordering::Relaxed);
+        self.bytes += net_bytes(STEP);
+        if self.bytes > MAX_FOLLOWER_BYTES {
+            let text = format!("needs more than {MAX_FOLLOWER_BYTES} bytes for this text");
+            return Err(Failure::Invalid(text));
         }
         done
     }
 
     /// Sets bit i of `allowed` if token i may be next. When the text is complete, only the end tokens may.
     pub fn allowed(&mut self, allowed: &mut [u32]) -> Result<(), Failure> {
-        let mask: SimpleVob = self.step(|matcher| {
-            let mask = matcher.compute_mask_or_eos()?;
+        self.step(|matcher| {
+            let mask: SimpleVob = matcher.compute_mask_or_eos()?;
             check_complete(matcher)?;
-            Ok(mask)
-        })?;
-        let words = mask.as_slice();
-        let count = words.len().min(allowed.len());
-        allowed[..count].copy_from_slice(&words[..count]);
-        allowed[count..].fill(0);
-        Ok(())
+            let words = mask.as_slice();
+            let count = words.len().min(allowed.len());
+            allowed[..count].copy_from_slice(&words[..count]);
+            allowed[count..].fill(0);
+            Ok(())
+        })
     }
 
     pub fn accept(&mut self, token: TokenId) -> Result<(), Failure> {
@@ -339,23 +354,6 @@ impl Follower {
         self.step(|matcher| matcher.consume_token(token))
     }
 }
-
-// A follower's memory is returned to its grammar's count.
-impl Drop for Follower {
-    fn drop(&mut self) {
-        let gone = std::mem::replace(&mut self.matcher, Matcher::new(Err(anyhow::anyhow!("gone"))));
-        let _ = guarded(STEP, || {
-            drop(gone);
-            Ok(())
-        });
-        self.grammar.bytes.fetch_add(net_bytes(STEP), Ordering::Relaxed);
-    }
-}
-
-// The server's threads share compilers and grammars.
-const fn assert_shared<T: Send + Sync>() {}
-const _: () = assert_shared::<Compiler>();
-const _: () = assert_shared::<Grammar>();
 
 fn from_lark(source: String) -> TopLevelGrammar {
     TopLevelGrammar::from_grammar(GrammarWithLexer::from_lark(source))

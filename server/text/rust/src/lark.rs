@@ -6,7 +6,7 @@ use crate::schema::{prepare_schema, Blanks};
 use serde_json::{Deserializer, Value};
 
 const JSON: &str = "%json";
-const OPTIONS: &str = "%llguidance"; // with them, a text may have bytes that are not UTF-8
+const OPTIONS: &str = "%llguidance"; // options of the crate; one allows bytes that are not UTF-8
 
 /// Bytes of the text from `begin` to its end mark, both included. The end mark is `end` without a backslash before it.
 fn quoted(source: &str, begin: usize, end: u8) -> usize {

@@ -19,7 +19,6 @@ use budget::{guarded, Budget, Failure};
 use grammar::{Compiler, Follower, Grammar, Kind, Tokens};
 use marks::Part;
 use std::ptr::null_mut;
-use std::sync::Arc;
 use template::{Input, Template};
 use tokenizer::{DecoderKind, Special, Tokenizer};
 use trainer::{peak_bytes, Trainer};
@@ -403,7 +402,7 @@ pub unsafe extern "C" fn nibble_grammar_compile(
     compiler: *const Compiler,
     kind: i32,
     source: Text,
-    grammar: *mut *const Grammar,
+    grammar: *mut *mut Grammar,
     out: *mut Bytes,
 ) -> i32 {
     *grammar = null_mut();
@@ -417,26 +416,21 @@ pub unsafe extern "C" fn nibble_grammar_compile(
     };
     answer(out, || {
         let compiled = (*compiler).compile(kind, text(source.data, source.size)?)?;
-        *grammar = Arc::into_raw(Arc::new(compiled));
+        *grammar = Box::into_raw(Box::new(compiled));
         Ok(Vec::new())
     })
 }
 
 #[no_mangle]
-pub unsafe extern "C" fn nibble_grammar_free(grammar: *const Grammar) {
+pub unsafe extern "C" fn nibble_grammar_free(grammar: *mut Grammar) {
     if !grammar.is_null() {
-        quietly((), || drop(Arc::from_raw(grammar)));
+        quietly((), || drop(Box::from_raw(grammar)));
     }
 }
 
 #[no_mangle]
 pub unsafe extern "C" fn nibble_grammar_bytes(grammar: *const Grammar) -> i64 {
     (*grammar).bytes()
-}
-
-#[no_mangle]
-pub unsafe extern "C" fn nibble_grammar_failed(grammar: *const Grammar) -> bool {
-    (*grammar).failed()
 }
 
 #[no_mangle]
@@ -447,8 +441,7 @@ pub unsafe extern "C" fn nibble_follower_new(
 ) -> i32 {
     *follower = null_mut();
     answer(out, || {
-        Arc::increment_strong_count(grammar);
-        *follower = Box::into_raw(Box::new(Arc::from_raw(grammar).follow()?));
+        *follower = Box::into_raw(Box::new((*grammar).follow()?));
         Ok(Vec::new())
     })
 }

@@ -31,7 +31,7 @@ const NOT_ENFORCED: [&str; 20] = [
     "divisibleBy",
     "extends",
 ];
-// Without effect where they are removed.
+// These only name a place.
 const ANCHORS: [&str; 2] = ["$dynamicAnchor", "$recursiveAnchor"];
 const FORMATS: [&str; 10] =
     ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"];
@@ -255,6 +255,12 @@ fn drop_neutral(fields: &mut Map<String, Value>) {
             keys.iter().for_each(|&key| drop(fields.shift_remove(key)));
         }
     }
+    let any_name = fields.get("propertyNames").is_some_and(|names| {
+        names == &Value::Bool(true) || names == &json!({}) || names == &json!({ "type": "string" })
+    });
+    if any_name {
+        fields.shift_remove("propertyNames");
+    }
     ANCHORS.iter().for_each(|&key| drop(fields.shift_remove(key)));
 }
 
@@ -274,6 +280,8 @@ struct Checker {
     moved: Vec<(String, Value)>,
     // References and their paths.
     references: Vec<(String, String)>,
+    // Paths of the schemas that were checked.
+    checked: HashSet<String>,
 }
 
 impl Checker {
@@ -329,6 +337,7 @@ impl Checker {
         let Value::Object(fields) = schema else {
             return refuse(path, "is neither an object nor a boolean");
         };
+        self.checked.insert(path.to_string());
         drop_neutral(fields);
         check_shapes(fields, path)?;
         check_min_properties(fields, path)?;
@@ -522,7 +531,12 @@ pub fn prepare_schema(source: Value, blanks: Blanks) -> Result<Value, Failure> {
         }
         other => other,
     };
-    let mut checker = Checker { root: schema.clone(), moved: Vec::new(), references: Vec::new() };
+    let mut checker = Checker {
+        root: schema.clone(),
+        moved: Vec::new(),
+        references: Vec::new(),
+        checked: HashSet::new(),
+    };
     checker.check(&mut schema, "")?;
     let mut next = 0;
     while next < checker.moved.len() {
@@ -530,7 +544,23 @@ pub fn prepare_schema(source: Value, blanks: Blanks) -> Result<Value, Failure> {
         let (reference, mut target) = checker.moved[next].clone();
         checker.check(&mut target, &reference)?;
         schema["$defs"][moved_name(next)] = target;
+        checker.checked.insert(format!("/$defs/{}", moved_name(next)));
         next += 1;
+    }
+    // A schema under a keyword that JSON Schema does not have, such as /components/A.
+    let mut next = 0;
+    while next < checker.references.len() {
+        let pointer = checker.references[next].0[1..].to_string();
+        next += 1;
+        let Some(target) = schema.pointer(&pointer) else { continue };
+        if checker.checked.contains(&pointer) || target.is_boolean() {
+            continue;
+        }
+        let mut target = target.clone();
+        checker.check(&mut target, &pointer)?;
+        if let Some(place) = schema.pointer_mut(&pointer) {
+            *place = target;
+        }
     }
     check_references(&schema, &checker.references)?;
     // Without more blanks, a model cannot fill its answer with them. Without \u escapes, a property has one spelling only, so

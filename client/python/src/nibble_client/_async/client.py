@@ -1,7 +1,7 @@
 """The client: one object per server."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -192,3 +192,22 @@ class AsyncClient:
     async def server_load(self) -> v1.ServerLoad:
         """Requests, jobs and models of the server at this moment."""
         return await self._caller.call(methods.GET_LOAD, v1.GetLoadRequest())
+
+    async def watch_load(self, *, interval: float | None = None) -> AsyncIterator[v1.ServerLoad]:
+        """The load at once and at every interval (seconds, default 1), until the iterator is closed."""
+        request = fill(v1.WatchLoadRequest(), {"interval": interval})
+        async with self._caller.transport.stream(
+                methods.WATCH_LOAD, request, self._caller.connection.long_timeout) as messages:
+            async for load in messages:
+                yield load
+
+    async def abort(self, request_ids: Sequence[str]) -> list[str]:
+        """Cancels generations and scores by the ids of their requests, of this principal or, for an admin without a
+        tenant, of all. Returns the ids that were found. To cancel a call of this client, leave its stream."""
+        request = fill(v1.AbortRequest(), {"request_ids": request_ids})
+        return list((await self._caller.call(methods.ABORT, request)).aborted_request_ids)
+
+    async def drain(self, *, deadline: float | None = None) -> None:
+        """Stops admitting work and lets running calls end, for `deadline` seconds (default: nibbled's --drain_s). The
+        server then waits for its end (SIGTERM). Needs the role admin."""
+        await self._caller.call(methods.DRAIN, fill(v1.DrainRequest(), {"deadline": deadline}))

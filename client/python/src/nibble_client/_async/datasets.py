@@ -1,17 +1,20 @@
-"""Datasets: upload, preview and delete them."""
+"""Datasets: upload, preview, download and delete them."""
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Mapping
 
 from nibble_client import methods, v1
 from nibble_client._async.caller import AsyncCaller
 from nibble_client._async.operations import OnProgress
 from nibble_client._async.sending import AsyncSender
-from nibble_client._async.transport import in_thread
-from nibble_client.files import Rows, dataset_file
+from nibble_client._async.transport import in_thread, sleep
+from nibble_client.errors import NibbleError
+from nibble_client.files import Rows, RowsReceiver, dataset_file
 from nibble_client.messages import fill
 from nibble_client.requests import new_id
+from nibble_client.retry import Backoff
 
 
 class AsyncDatasets:
@@ -19,14 +22,17 @@ class AsyncDatasets:
         self._caller = caller
         self._sender = sender
 
-    async def upload(self, rows: Rows, name: str, *, format: str | None = None, upload_id: str | None = None,
-                     resume: bool = False, on_progress: OnProgress | None = None) -> v1.Dataset:
+    async def upload(self, rows: Rows, name: str, *, format: str | None = None, file_name: str | None = None,
+                     upload_id: str | None = None, resume: bool = False,
+                     on_progress: OnProgress | None = None) -> v1.Dataset:
         """Uploads rows as a new dataset: dicts with the fields of one format ({"text"}, {"prompt", "completion"} or
         {"messages"}), a pandas.DataFrame with such columns, a datasets.Dataset, or the path of a JSONL or text file.
 
-        A lost stream continues where it stopped. To continue after the end of this program, give an `upload_id`, and
-        later the same rows with the same id and resume=True. `on_progress` may be called in another thread."""
-        header = fill(v1.UploadDatasetHeader(), {"name": name, "format": format, "upload_id": upload_id or new_id()})
+        The dataset keeps `file_name`, the name of the user's file, for people. A lost stream continues where it
+        stopped. To continue after the end of this program, give an `upload_id`, and later the same rows with the same
+        id and resume=True. `on_progress` may be called in another thread."""
+        header = fill(v1.UploadDatasetHeader(), {
+            "name": name, "format": format, "file_name": file_name, "upload_id": upload_id or new_id()})
         with contextlib.ExitStack() as stack:
             file = await in_thread(stack.enter_context, dataset_file(rows))
             header.size_bytes = file.size
@@ -51,6 +57,27 @@ class AsyncDatasets:
         `data` of a job's spec. nibble_client.notebook.Mask shows the answer in colour."""
         request = fill(v1.PreviewDatasetRequest(), {"dataset": dataset, "model": model, "n": rows, "data": data})
         return await self._caller.long_call(methods.PREVIEW_DATASET, request)
+
+    async def download(self, name: str, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> int:
+        """Writes the rows of a dataset to a file, which appears complete or not at all. Returns its size. These are the
+        bytes of the upload; a plain text is one row {"text": ...}."""
+        request = v1.DownloadDatasetRequest(name=name)
+        backoff = Backoff(self._caller.connection.retry)
+        while True:
+            receiver = await in_thread(RowsReceiver, path)
+            try:
+                async with self._caller.transport.stream(
+                        methods.DOWNLOAD_DATASET, request, self._caller.connection.long_timeout) as messages:
+                    async for message in messages:
+                        await in_thread(receiver.take, message)
+                        if on_progress is not None:
+                            on_progress("download", receiver.bytes, 0)
+                return await in_thread(receiver.finish)
+            except NibbleError as error:
+                pause = backoff.pause(error)
+            finally:
+                receiver.drop()
+            await sleep(pause)
 
     async def list(self, *, page_size: int | None = None) -> AsyncIterator[v1.Dataset]:
         """The datasets by name, including damaged ones."""
