@@ -18,7 +18,8 @@ HERMES = test_openai_tools.FORMATS["hermes"]
 DOCUMENT = ROOT / "docs/clients.md"
 CLIENTS = ROOT / "build/deps/clients"  # environments of the clients, kept from run to run
 PACKAGES = {"openai1": ["openai==1.109.1"], "openai3": ["openai==3.54.0"], "langchain": ["langchain-openai==1.7.0"],
-            "litellm": ["litellm==1.109.0"], "lm_eval": ["lm_eval[api]==0.4.13", "transformers==5.24.0"], "instructor": ["instructor==1.17.0", "openai==2.54.0"]}
+            "litellm": ["litellm==1.109.0"], "lm_eval": ["lm_eval[api]==0.4.13", "transformers==5.24.0"],
+            "instructor": ["instructor==1.17.0", "openai==2.54.0"]}
 
 
 def environment(name):
@@ -212,7 +213,8 @@ assert asyncio.run(later.chat.completions.create(response_model=Light, **request
 class weather(pydantic.BaseModel):
     city: str
 tools = instructor.from_openai(openai.OpenAI(**where), mode=instructor.Mode.TOOLS)
-print(tools.chat.completions.create(response_model=weather, **{**request, "model": "hermes", "max_tokens": 60, **json.loads(sys.argv[1])}).city)
+request |= {**json.loads(sys.argv[1]), "model": "hermes", "max_tokens": 60}
+print(tools.chat.completions.create(response_model=weather, **request).city)
 """
 
 
