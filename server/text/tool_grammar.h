@@ -19,9 +19,10 @@ struct ToolSchema {
 
 struct ToolGrammarOptions {
   ToolFormat format = ToolFormat::kHermes;
-  std::vector<ToolSchema> tools;      // those that may be called, at least one
-  bool required = false;              // the answer is calls only; otherwise it may be, or may also contain, other text
-  std::optional<base::Json> content;  // a JSON schema that an answer without calls matches; ignored if `required`
+  std::vector<ToolSchema> tools;  // those that may be called, at least one
+  bool required = false;          // the answer is calls only; otherwise it may be, or may also contain, other text
+  std::optional<base::Json> content =
+      std::nullopt;      // a JSON schema that an answer without calls matches; ignored if `required`
   bool parallel = true;  // more than one call; ignored for kLlama3, whose templates render one call per answer
   // The id of a marker that is a special token of the vocabulary; nullopt: the marker is text.
   std::function<std::optional<std::int32_t>(std::string_view)> token_id;

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "server/base/error.h"
 #include "server/base/json.h"
 #include "server/base/utf8.h"
 #include "server/text/grammar.h"
@@ -74,7 +75,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto grammar = compiler.Compile({kind, std::string(source)}, "field");
   ExpectClean(grammar.status(), source);
   if (!grammar.ok()) {
-    Expect(grammar.status().message().starts_with("field: "), "a refusal names the field");
+    Expect(nibble::base::ToStd(grammar.status().message()).starts_with("field: "), "a refusal names the field");
     return 0;
   }
   for (std::uint64_t seed = 0; seed < 3; ++seed)
