@@ -535,7 +535,7 @@ asio::awaitable<void> Session<Transport>::Linger() {
   SetDeadline(context_.limits.linger);
   Error error;
   if constexpr (std::is_same_v<Transport, TlsStream>) {
-    const auto [ended] = co_await transport_.async_shutdown(kAwait);
+    [[maybe_unused]] const auto [ended] = co_await transport_.async_shutdown(kAwait);
   }
   socket().shutdown(tcp::socket::shutdown_send, error);
   while (reading_ && !closed()) {

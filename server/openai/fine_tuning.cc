@@ -36,7 +36,7 @@ struct PartialList {
 
   bool full() const { return data.size() >= limit || (bytes >= kMaxPageBytes && !data.empty()); }
   void Answer(const std::shared_ptr<Incoming>& incoming, bool has_more) {
-    const auto id = [this](const Json& row) { return row["id"]; };
+    const auto id = [](const Json& row) { return row["id"]; };
     Json json = {{"object", "list"},
                  {"first_id", data.empty() ? Json(nullptr) : id(data.front())},
                  {"last_id", data.empty() ? Json(nullptr) : id(data.back())},

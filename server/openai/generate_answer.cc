@@ -27,7 +27,7 @@ std::string Number(double logprob) { return base::Dump(Json(std::isfinite(logpro
 std::string TokenName(const std::string& bytes) {
   if (base::IsValidUtf8(bytes)) return bytes;
   std::string out = "bytes:";
-  for (const unsigned char byte : bytes) out += absl::StrFormat("\\x%02x", byte);
+  for (const char byte : bytes) out += absl::StrFormat("\\x%02x", static_cast<unsigned char>(byte));
   return out;
 }
 
@@ -50,7 +50,7 @@ std::string Array(const std::string& elements) { return StrCat("[", elements.emp
 
 Json BytesJson(const std::string& bytes) {
   Json json = Json::array();
-  for (const unsigned char byte : bytes) json.push_back(byte);
+  for (const char byte : bytes) json.push_back(static_cast<unsigned char>(byte));
   return json;
 }
 
