@@ -15,6 +15,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/kserve/tensors.h"
+#include "server/openai/constraint_fields.h"
 #include "server/openai/json_fields.h"
 #include "server/openai/sampling_fields.h"
 #include "server/rpc/time.h"
@@ -68,11 +69,17 @@ bool Contains(const Names& names, std::string_view name) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
 }
 
-// Converts texts to the numbers and truth values that they spell. Other texts stay: their reader names the error.
+constexpr char kStructured[] = "structured_outputs";
+
+// Converts texts to the numbers, truth values and the object that they spell. Other texts stay: their reader names the
+// error.
 void ReadTexts(Json& parameters) {
   if (!parameters.is_object()) return;
   for (auto& [name, value] : parameters.items()) {
     const bool number = Contains(kNumbers, name);
+    if (value.is_string() && name == kStructured) {
+      if (const auto spelled = base::ParseJson(value.get<std::string>()); spelled.ok()) value = *spelled;
+    }
     if (!value.is_string() || (!number && !Contains(kBools, name))) continue;
     const auto spelled = base::ParseJson(absl::AsciiStrToLower(value.get<std::string>()));
     if (spelled.ok() && (number ? spelled->is_number() : spelled->is_boolean())) value = *spelled;
@@ -120,6 +127,7 @@ absl::Status ReadParameters(Json parameters, InferCall& call) {
   }
   if (const auto skip = fields.Bool("skip_special_tokens"))
     call.request.mutable_output()->set_include_special_tokens(!*skip);
+  openai::ReadStructuredOutputs(fields, "", call.request);
   fields.Neutral("best_of", 1);
   fields.Neutral("detokenize", true);
   fields.Neutral("spaces_between_special_tokens", true);
@@ -127,7 +135,7 @@ absl::Status ReadParameters(Json parameters, InferCall& call) {
   fields.Neutral("early_stopping", false);
   fields.Neutral("length_penalty", 1);
   for (const char* name : {"prompt_logprobs", "bad_words", "allowed_token_ids", "truncate_prompt_tokens",
-                           "guided_decoding", "structured_outputs", "logits_processors", "extra_args"})
+                           "guided_decoding", "logits_processors", "extra_args"})
     fields.Unsupported(name);
   if (fields.Any("lora_name") != nullptr)
     fields.Fail("lora_name", "is not supported; wanted the adapter's name as model_name");

@@ -127,6 +127,7 @@ const std::vector<Gateway::Route>& Gateway::Routes() {
        [](Gateway& self, Call incoming, const base::Json&, const std::string& name) {
          GetModel(std::move(incoming), name, self.stubs_);
        }},
+      {"DELETE", "/v1/models/", "nibble.v1.ModelService/DeleteModel", &OnName<DeleteModel>},
       {"POST", "/v1/completions", "nibble.v1.InferenceService/GenerateStream",
        [](Gateway& self, Call incoming, const base::Json& body, const std::string&) {
          kGenerate(self, std::move(incoming), ParseCompletion(body));

@@ -57,4 +57,15 @@ void GetModel(std::shared_ptr<Incoming> incoming, const std::string& name, const
       });
 }
 
+void DeleteModel(std::shared_ptr<Incoming> incoming, const std::string& name, const Stubs& stubs) {
+  v1::DeleteModelRequest request;
+  request.set_name(name);
+  CallUnary<v1::DeleteModelResponse>(
+      std::move(incoming), std::move(request),
+      [&stubs](auto... arguments) { stubs.models->async()->DeleteModel(arguments...); },
+      [name](const std::shared_ptr<Incoming>& again, v1::DeleteModelResponse&) {
+        again->exchange->Answer(JsonReply(base::Dump({{"id", name}, {"object", "model"}, {"deleted", true}})));
+      });
+}
+
 }  // namespace nibble::openai

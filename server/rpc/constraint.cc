@@ -74,7 +74,8 @@ std::optional<Constraint> ToolConstraint(const v1::GenerateRequest& request, con
   if (request.has_json_schema()) options.content = base::Json::parse(request.json_schema());
   options.format = *assets.tool_format;
   options.required = required;
-  options.parallel = !request.has_parallel_tool_calls() || request.parallel_tool_calls();
+  // A named tool is called once, as OpenAI's API does.
+  options.parallel = wanted.empty() && (!request.has_parallel_tool_calls() || request.parallel_tool_calls());
   // A token that is not special is the marker's text.
   options.token_id = [&](std::string_view marker) -> std::optional<std::int32_t> {
     const auto id = assets.tokenizer->TokenId(marker);

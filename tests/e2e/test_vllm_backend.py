@@ -23,7 +23,6 @@ SAMPLING = {"temperature": "0", "top_p": "1"}  # texts, and vLLM's default of 16
 FOLLOWED = collections.Counter()  # number of its cases by file
 NOT_APPLICABLE = {
     "vllm_backend_test": {"a file of vLLM's options that is wrong": 1},
-    "accuracy_test": {"`structured_outputs`": 1},
     "check_health_test": {"a model without its engine: here it would be the server": 1},
     "vllm_metrics_test": {"Triton's metrics of vLLM": 4},
     "multi_lora_test": {"`lora_name`: an adapter is a model here": 2},
@@ -207,7 +206,14 @@ def test_answer_has_the_outputs_that_are_asked_for(client, wanted, stream, logpr
         assert whole == ("" if stream else PROMPTS[0]) + wanted[PROMPTS[0]]
 
 
-@pytest.mark.parametrize("name", ["structured_outputs", "lora_name"])
+@follows("accuracy_test")
+@pytest.mark.parametrize("form", [dict, json.dumps])
+def test_structured_outputs_constrain_the_answer(client, form):
+    sampling = {"temperature": "1", "seed": "3", "max_tokens": "40", "structured_outputs": form({"choice": ["Positive", "Negative"]})}
+    assert set(answers(client, sampling=sampling, exclude_input_in_output=True).values()) <= {"Positive", "Negative"}
+
+
+@pytest.mark.parametrize("name", ["lora_name"])
 def test_parameters_of_cases_that_do_not_apply_are_refused(client, name):
     with pytest.raises(InferenceServerException, match=name):
         client.infer("small", inputs(PROMPTS[0], {**SAMPLING, name: "{}"}))

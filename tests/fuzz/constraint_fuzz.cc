@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "server/base/error.h"
 #include "server/base/json.h"
+#include "server/base/strings.h"
 #include "server/base/utf8.h"
 #include "server/text/grammar.h"
 #include "tests/fuzz/fuzz.h"
@@ -55,7 +55,7 @@ void Follow(const Fixture& fixture, const std::shared_ptr<const text::Grammar>& 
     seed = seed * 6364136223846793005u + 1442695040888963407u;
     const std::int32_t id = allowed[(seed >> 33) % allowed.size()];
     if (id == kEnd) {
-      Expect(!is_json || nibble::base::ParseJson(written).ok(), "a complete text of a schema is JSON");
+      Expect(!is_json || nibble::base::Json::accept(written), "a complete text of a schema is JSON");
       return;
     }
     written += fixture.tokenizer->token_bytes().Of(id);

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "server/base/json.h"
 #include "tests/server/model/files.h"
 #include "tests/server/rpc/app_fixture.h"
 #include "tests/server/rpc/inference_service_fixture.h"
@@ -157,6 +158,20 @@ TEST_F(InferenceServiceTest, ChatStreamAnswersAsChat) {
   ASSERT_TRUE(inference_->RenderTemplate(&render_context, render, &rendered).ok());
   EXPECT_EQ(rendered.text(), "user: a b\n");
   EXPECT_EQ(rendered.token_ids_size(), whole.usage().prompt_tokens());
+}
+
+TEST_F(InferenceServiceTest, TokenizerConfigHasTheTemplateThatRendersChats) {
+  v1::GetTokenizerConfigRequest request;
+  request.set_model("tiny");
+  v1::GetTokenizerConfigResponse response;
+  grpc::ClientContext context;
+  ASSERT_TRUE(inference_->GetTokenizerConfig(&context, request, &response).ok());
+  EXPECT_TRUE(base::Json::parse(response.config_json()).is_object());
+  EXPECT_THAT(response.chat_template(), testing::HasSubstr("message"));
+  EXPECT_GT(response.num_tokens(), 50);
+  request.set_model("missing");
+  grpc::ClientContext other;
+  EXPECT_EQ(ReasonOf(inference_->GetTokenizerConfig(&other, request, &response)), "MODEL");
 }
 
 // An echoed prompt shows its special tokens only with include_special_tokens, as generated text does, whether the

@@ -188,6 +188,9 @@ fn explain(payload: Box<dyn Any + Send>) -> Failure {
 
 fn explain_exceeded(exceeded: Exceeded, budget: Budget) -> Failure {
     Failure::Invalid(match exceeded {
+        Exceeded::Memory if budget.blocks == usize::MAX => {
+            format!("needs more memory than allowed ({} bytes)", budget.bytes)
+        }
         Exceeded::Memory => format!(
             "needs more memory than allowed ({} bytes in {} blocks)",
             budget.bytes, budget.blocks
