@@ -68,20 +68,7 @@ void ToolParser::Take(char c) {
   held_ += c;
   switch (state_) {
     case State::kText: return;
-    case State::kBegin:
-      if (IsBlank(c)) return;
-      if (c == '{') {
-        state_ = State::kFirstKey;
-      } else if (options_.format == ToolFormat::kHermes || options_.format == ToolFormat::kLlama3) {
-        FailAt(c);
-      } else if (c == '[') {
-        in_list_ = true;
-        state_ = State::kItem;
-      } else {
-        state_ = State::kToolName;
-        name_ = c;
-      }
-      return;
+    case State::kBegin: return TakeBegin(c);
     case State::kItem:
       if (IsBlank(c)) return;
       if (c != '{') return FailAt(c);
@@ -121,18 +108,7 @@ void ToolParser::Take(char c) {
       if (c != ',') return FailAt(c);
       state_ = State::kNextKey;
       return;
-    case State::kClose: {
-      if (IsLeadingBlank(c)) return;
-      const std::string_view body = std::string_view(held_).substr(num_blanks_);
-      if (body == kHermesEnd) {
-        Release();
-      } else if (!kHermesEnd.starts_with(body)) {
-        const std::string again = std::exchange(held_, "");
-        Release();
-        for (const char each : again) Take(each);
-      }
-      return;
-    }
+    case State::kClose: return TakeClose(c);
     case State::kAfterItem:
       if (IsBlank(c)) return;
       if (c == ',') {
@@ -146,6 +122,33 @@ void ToolParser::Take(char c) {
     case State::kToolName:
     case State::kToolMarker:
     case State::kCallId: return TakeName(c);
+  }
+}
+
+void ToolParser::TakeBegin(char c) {
+  if (IsBlank(c)) return;
+  if (c == '{') {
+    state_ = State::kFirstKey;
+  } else if (options_.format == ToolFormat::kHermes || options_.format == ToolFormat::kLlama3) {
+    FailAt(c);
+  } else if (c == '[') {
+    in_list_ = true;
+    state_ = State::kItem;
+  } else {
+    state_ = State::kToolName;
+    name_ = c;
+  }
+}
+
+void ToolParser::TakeClose(char c) {
+  if (IsLeadingBlank(c)) return;
+  const std::string_view body = std::string_view(held_).substr(num_blanks_);
+  if (body == kHermesEnd) {
+    Release();
+  } else if (!kHermesEnd.starts_with(body)) {
+    const std::string again = std::exchange(held_, "");
+    Release();
+    for (const char each : again) Take(each);
   }
 }
 

@@ -72,6 +72,8 @@ class ToolParser {
   };
 
   void Take(char c);
+  void TakeBegin(char c);  // after the marker
+  void TakeClose(char c);  // after a call of kHermes
   void TakeText(char c);
   void TakeValue(char c);
   void TakeName(char c);
