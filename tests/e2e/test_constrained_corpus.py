@@ -85,12 +85,12 @@ def random_outputs(path, count):
 
 
 # Some schemas allow texts without end, and random tokens seldom end them; every schema must still end some.
-@pytest.mark.parametrize("count", [3, pytest.param(50, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [1, pytest.param(50, marks=pytest.mark.full)])
 def test_outputs_of_random_logits_match_their_schemas(tmp_path, count):
     outputs = random_outputs(tmp_path / "outputs.jsonl", count)
     finished = judge(outputs)
     print(f"{sum(finished.values())} of {len(outputs)} outputs ended and match")
-    if count > 3:
+    if count > 1:
         assert set(finished) == set(CASES), f"no output ended for {sorted(set(CASES) - set(finished))}"
     assert sum(finished.values()) >= 0.95 * len(outputs)
 

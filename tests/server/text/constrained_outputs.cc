@@ -43,7 +43,7 @@ struct Output {
 };
 
 Output Draw(const std::shared_ptr<const Grammar>& grammar, const Tokenizer& tokenizer, std::int64_t vocab_size,
-            std::int32_t end, std::mt19937_64& random, Times& times) {
+            std::int32_t end, const std::vector<bool>& closes, std::mt19937_64& random, Times& times) {
   Output output;
   auto follower = GrammarFollower::Start(grammar);
   if (!follower.ok()) return output;
@@ -57,7 +57,7 @@ Output Draw(const std::shared_ptr<const Grammar>& grammar, const Tokenizer& toke
     for (std::int32_t id = 0; id < vocab_size; ++id) {
       if (logits[static_cast<std::size_t>(id)] != 0) continue;
       allowed.push_back(id);
-      if (id == end || Closes(tokenizer.token_bytes().Of(id))) closing.push_back(id);
+      if (closes[static_cast<std::size_t>(id)]) closing.push_back(id);
     }
     const bool close = !closing.empty() && random() % kTokensUntilClosing < static_cast<std::uint64_t>(step);
     const std::vector<std::int32_t>& from = close ? closing : allowed;
@@ -98,6 +98,9 @@ int Run(const std::string& schemas, int count, std::uint64_t seed, const std::st
   const std::int32_t end = tokenizer->TokenId("<|im_end|>").value_or(-1);
   const std::int64_t vocab_size = tokenizer->ids().back() + 1;
   GrammarCompiler compiler(tokenizer, vocab_size, {end});
+  std::vector<bool> closes;
+  for (std::int32_t id = 0; id < vocab_size; ++id)
+    closes.push_back(id == end || Closes(tokenizer->token_bytes().Of(id)));
   std::ifstream file(schemas);
   const base::Json cases = base::Json::parse(file).at("cases");
   std::ofstream lines(out);
@@ -113,7 +116,7 @@ int Run(const std::string& schemas, int count, std::uint64_t seed, const std::st
     }
     std::mt19937_64 random(seed + std::hash<std::string>{}(row.at("name")));
     for (int i = 0; i < count; ++i) {
-      const Output output = Draw(*grammar, *tokenizer, vocab_size, end, random, times);
+      const Output output = Draw(*grammar, *tokenizer, vocab_size, end, closes, random, times);
       incomplete += output.complete ? 0 : 1;
       lines << base::Json{{"schema", row.at("name")},
                           {"output", output.text},
