@@ -98,7 +98,7 @@ def stream(pid, groups, seconds, tokens, begin):
         for _, process in started:
             process.stdin.write("\n")
             process.stdin.flush()
-        outputs = [process.communicate(timeout=seconds + 600)[0] for _, process in started]
+        outputs = [process.communicate(timeout=seconds + 1800)[0] for _, process in started]
         wall, cpu = time.monotonic() - began, cpu_seconds(pid) - cpu
     finally:
         for _, process in started:
@@ -200,6 +200,7 @@ def load(nibble, args, package):
         after, state = steps_of(nibble, job)
     finally:
         nibble("jobs", "cancel", job)
+    soon(lambda: steps_of(nibble, job)[1] == "CANCELLED", "the trainer has ended", 120)
     half = memory.values[len(memory.values) // 2:]
     figures = {kind: summary(group, found["wall_s"]) for kind, group in found["groups"].items()}
     result = {"minutes": args.minutes, "steps": after - before, "state": state, "rss_spread": spread(half),
@@ -287,6 +288,8 @@ def main():
         with serve(args.bin, args.work / "state", *flags) as nibble:
             prepare(nibble, q8, args.work)
             result["load"], answers = load(nibble, args, package)
+            if args.json:
+                args.json.write_text(json.dumps(result, indent=1))  # a later failure does not lose it
             with serve_llama(program, q8, args.slots, args.work / "llama-server.log") as (llama, address):
                 result["turns"] = turns(nibble, llama, address, answers, args)
     result["wrong"] = wrong(result)
