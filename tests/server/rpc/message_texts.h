@@ -46,8 +46,9 @@ inline void SetText(google::protobuf::Message* message, const TextPath& path, co
 }
 
 // Whether the field holds a path, or the name of something that is or will be on the disk. Excludes filters, which
-// match nothing if the text is hostile, the name in the header of an upload, which only people read, and file names in
-// an upload, which follow the header (S4UploadedFilesHavePlainNames in hostile_requests_test.cc).
+// match nothing if the text is hostile, the names of tools and of a message's author, the name in the header of an
+// upload, which only people read, and file names in an upload, which follow the header (S4UploadedFilesHavePlainNames
+// in hostile_requests_test.cc).
 inline bool NamesAFile(const google::protobuf::FieldDescriptor* field) {
   static const std::set<std::string> names = {"name",
                                               "model",
@@ -64,7 +65,8 @@ inline bool NamesAFile(const google::protobuf::FieldDescriptor* field) {
                                               "upload_id",
                                               "server_path",
                                               "path"};
-  static const std::set<std::string> others = {"JobFilter", "ListOperationsRequest", "UploadModelHeader", "FileEntry"};
+  static const std::set<std::string> others = {"ChatMessage", "FileEntry", "JobFilter",        "ListOperationsRequest",
+                                               "Tool",        "ToolCall",  "UploadModelHeader"};
   return names.count(field->name()) > 0 && others.count(field->containing_type()->name()) == 0;
 }
 
