@@ -156,4 +156,13 @@ def shared(tmp_path_factory, model_directory, text_file):
     server.stop()
 
 
+@pytest.fixture(scope="module")
+def openai_server(tmp_path_factory, model_directory):
+    """One server of OpenAI's API with the models of import_small, for tests that leave these unchanged."""
+    server = Server(tmp_path_factory.mktemp("openai") / "state", "--openai_address", "127.0.0.1:0").start()
+    import_small(server, model_directory)
+    yield server
+    server.stop()
+
+
 TRAIN = ["--micro-batch", 2, "--seq-len", 96, "--lr", "5e-3", "--rank", 4, "--alpha", 8, "--seed", 3]

@@ -7,7 +7,7 @@ import subprocess
 import openai
 import pytest
 
-from conftest import BIN, ROOT, Server, import_small
+from conftest import BIN, ROOT, Server
 from exact_schema import Schema
 from test_openai import client_of
 
@@ -50,11 +50,8 @@ def judge(outputs):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, model_directory):
-    server = Server(tmp_path_factory.mktemp("constrained") / "state", "--openai_address", "127.0.0.1:0").start()
-    import_small(server, model_directory)
-    yield server
-    server.stop()
+def server(openai_server):
+    return openai_server
 
 
 def test_outputs_of_a_random_model_match_their_schemas(server):

@@ -7,7 +7,6 @@ import openai
 import pytest
 
 import client_package
-from conftest import Server, import_small
 from test_openai import client_of
 
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Paris", "Rome"]}, "degrees": {"type": "integer", "minimum": -50, "maximum": 50},
@@ -18,11 +17,8 @@ ASK = [{"role": "user", "content": "Weather?"}]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, model_directory):
-    server = Server(tmp_path_factory.mktemp("constraints") / "state", "--openai_address", "127.0.0.1:0").start()
-    import_small(server, model_directory)
-    yield server
-    server.stop()
+def server(openai_server):
+    return openai_server
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 import pki
 import small_model
-from conftest import BIN, Server, import_small
+from conftest import BIN, Server
 from soon import soon
 from test_security import new_token
 
@@ -31,11 +31,8 @@ def client_of(server, **options):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, model_directory):
-    server = Server(tmp_path_factory.mktemp("openai") / "state", "--openai_address", "127.0.0.1:0").start()
-    import_small(server, model_directory)
-    yield server
-    server.stop()
+def server(openai_server):
+    return openai_server
 
 
 @pytest.fixture(scope="module")

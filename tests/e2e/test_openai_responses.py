@@ -17,11 +17,8 @@ ASK = {"model": "small-int8", "input": QUESTION, "temperature": 0, "max_output_t
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, model_directory):
-    server = Server(tmp_path_factory.mktemp("responses") / "state", "--openai_address", "127.0.0.1:0").start()
-    import_small(server, model_directory)
-    yield server
-    server.stop()
+def server(openai_server):
+    return openai_server
 
 
 @pytest.fixture(scope="module")
