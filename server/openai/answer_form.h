@@ -19,10 +19,9 @@ class AnswerForm {
   // Bytes collected so far, about as many as the answer will have.
   virtual std::size_t num_bytes() const = 0;
 
-  // One of these is called once. After the last reply of all prompts, the last events of a stream:
-  virtual std::string LastEvents() = 0;
-  // After the last reply of all prompts, the whole answer.
-  virtual std::string Whole() = 0;
+  // Exactly one of the following is called, once. The first two come after the last reply of all prompts.
+  virtual std::string LastEvents() = 0;  // of a stream
+  virtual std::string Whole() = 0;       // the answer without a stream
   // The last events of a stream that has failed.
   virtual std::string ErrorEvents(const ApiError& error) = 0;
 };

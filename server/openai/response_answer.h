@@ -29,13 +29,17 @@ class ResponseAnswer final : public AnswerForm {
 
   std::string Take(std::size_t prompt, const v1::GenerateReply& reply) override;
   std::size_t num_bytes() const override {
-    return text_.size() + logprobs_.size() + new_logprobs_.size() + call_bytes_;
+    const std::size_t once = text_.size() + logprobs_.size() + new_logprobs_.size() + call_bytes_;
+    return call_.generate.stream ? kTimesInLastEvents * once : once;
   }
   std::string LastEvents() override;
   std::string Whole() override;
   std::string ErrorEvents(const ApiError& error) override;
 
  private:
+  // The last events of a stream have all of it again: as text, part, item and response.
+  static constexpr std::size_t kTimesInLastEvents = 4;
+
   // `fields`: the event's JSON after its type and number, beginning with a comma.
   std::string Event(std::string_view type, std::string_view fields);
   std::string Begun();

@@ -71,6 +71,8 @@ absl::StatusOr<Json> CheckCall(JsonFields& fields) {
     if (!text.has_value()) fields.Fail(name, "wanted a string");
     call[name] = text.value_or("");
   }
+  // OpenAI's library writes these, as null, when it writes a call that it has read.
+  for (const char* name : {"namespace", "caller", "async", "async_"}) fields.Unsupported(name);
   NIBBLE_RETURN_IF_ERROR(fields.Finish());
   return call;
 }

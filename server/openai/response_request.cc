@@ -127,12 +127,14 @@ absl::Status ReadInput(const Json& input, const FindItem& find_item, std::size_t
       const std::string id = fields.String("id").value_or("");
       auto found = find_item(id);
       if (!found.has_value()) fields.Fail("id", StrCat("there is no item \"", id, "\""));
-      call.input_bytes += found.has_value() ? found->json.size() : 0;
-      if (call.input_bytes > max_bytes)
-        fields.Fail("id",
-                    StrCat("the items up to this one have ", call.input_bytes, " bytes, wanted at most ", max_bytes));
+      const std::size_t bytes = call.input_bytes + (found.has_value() ? found->json.size() : 0);
+      if (bytes > max_bytes)
+        fields.Fail("id", StrCat("the items up to this one have ", bytes, " bytes, wanted at most ", max_bytes));
       NIBBLE_RETURN_IF_ERROR(fields.Finish());
-      call.input.push_back(*std::move(found));
+      // With an id of its own, because the conversation may have the item already.
+      Json item = Json::parse(found->json);
+      item.erase("id");
+      add(item, i);
       continue;
     }
     NIBBLE_ASSIGN_OR_RETURN(const Json item, CheckItem(input[i], path));
@@ -251,7 +253,9 @@ absl::StatusOr<ResponseCall> ParseResponse(const Json& body, const FindItem& fin
   if (tools != nullptr) {
     NIBBLE_ASSIGN_OR_RETURN(call.echo["tools"], ReadTools(*tools, request));
   }
-  if (tool_choice != nullptr) NIBBLE_RETURN_IF_ERROR(ReadToolChoice(*tool_choice, request));
+  const bool may_call = !request.chat().tools().empty();
+  if (tool_choice != nullptr && (may_call || *tool_choice != "auto"))
+    NIBBLE_RETURN_IF_ERROR(ReadToolChoice(*tool_choice, request));
   call.generate.prompts.push_back(std::move(request));
   NIBBLE_RETURN_IF_ERROR(ReadInput(*input, find_item, max_input_bytes, call));
   return call;

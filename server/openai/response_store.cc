@@ -70,6 +70,11 @@ bool ResponseStore::Add(const std::string& owner, StoredResponse response, Turn 
   base::MutexLock lock(mutex_);
   DropExpired();
   const auto of = owners_.try_emplace(owner).first;
+  // Requests in progress may hold turns that were removed. Their bytes count until then, so the loop may end early.
+  const std::size_t more = turn_bytes + own_bytes;
+  while (*of->second.bytes + more > max_bytes_of(owner) && !of->second.by_age.empty())
+    Remove(of->second.by_age.front());
+  if (*of->second.bytes + more > max_bytes_of(owner)) return false;
   turn.charge = std::make_shared<Charge>(bytes_, of->second.bytes, turn_bytes);
   response.charge = std::make_shared<Charge>(bytes_, of->second.bytes, own_bytes);
   response.turn = std::make_shared<const Turn>(std::move(turn));
@@ -82,18 +87,15 @@ bool ResponseStore::Add(const std::string& owner, StoredResponse response, Turn 
   entry->in_owner = of->second.by_age.insert(of->second.by_age.end(), entry);
   by_id_[id] = entry;
   Evict(of);
+  DropOwners();
   return true;
 }
 
 void ResponseStore::Evict(Owners::iterator newest) {
-  // A request in progress may hold turns that were evicted. Their bytes count until it ends, so a loop may end with too
-  // many bytes.
-  while (*newest->second.bytes > max_bytes_of(newest->first) && newest->second.by_age.size() > 1)
-    Remove(newest->second.by_age.front());
   while (*bytes_ > options_.max_bytes && entries_.size() > 1) {
     auto largest = owners_.end();
     for (auto it = owners_.begin(); it != owners_.end(); ++it) {
-      if (it == newest && it->second.by_age.size() == 1) continue;
+      if (it->second.by_age.size() <= (it == newest ? 1u : 0u)) continue;
       if (largest == owners_.end() || *it->second.bytes > *largest->second.bytes) largest = it;
     }
     Remove(largest->second.by_age.front());
@@ -105,7 +107,10 @@ void ResponseStore::Remove(Entries::iterator entry) {
   owner->second.by_age.erase(entry->in_owner);
   by_id_.erase(entry->response->id);
   entries_.erase(entry);
-  if (owner->second.by_age.empty()) owners_.erase(owner);
+}
+
+void ResponseStore::DropOwners() {
+  std::erase_if(owners_, [](const auto& owner) { return owner.second.by_age.empty() && *owner.second.bytes == 0; });
 }
 
 void ResponseStore::DropExpired() {

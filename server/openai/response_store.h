@@ -52,9 +52,9 @@ struct ResponseStoreOptions {
 };
 
 // Every response belongs to an owner (auth::FairnessKey), and no other owner can see it. An owner may use half of the
-// bytes; "", all callers of a server without tokens, may use all. A new response evicts the oldest responses of its
-// owner if the owner has too many bytes, and those of the owner with the most bytes if all together have too many.
-// Thread-safe.
+// bytes. The owner "", which stands for all callers of a server without tokens, may use all of them. A new response
+// evicts the oldest responses of its owner if the owner has too many bytes, and those of the owner with the most bytes
+// if all together have too many. Thread-safe.
 class ResponseStore {
  public:
   // `clock` must outlive it.
@@ -66,8 +66,9 @@ class ResponseStore {
     return owner.empty() ? options_.max_bytes : options_.max_bytes / 2;
   }
 
-  // False: the conversation alone has more bytes than the owner may use, so the response is not kept. `turn.previous`
-  // may be set; the other members of `turn` besides its items are set here.
+  // False: the response is not kept, because the conversation has more bytes than the owner may use, alone or together
+  // with turns that requests of the owner still hold. `turn.previous` may be set; the other members of `turn` besides
+  // its items are set here.
   bool Add(const std::string& owner, StoredResponse response, Turn turn);
   // nullptr: none, or of another owner, or expired.
   std::shared_ptr<const StoredResponse> Find(const std::string& owner, const std::string& id);
@@ -97,6 +98,8 @@ class ResponseStore {
     std::list<Entries::iterator>::iterator in_owner;
   };
 
+  // Owners without responses whose turns are gone too.
+  void DropOwners() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Remove(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropExpired() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Keeps the newest response.

@@ -66,6 +66,10 @@ absl::StatusOr<PreparedResponse> PrepareResponse(const Json& body, const std::st
     if (!call.previous_response_id.empty()) return FieldError("previous_response_id", StrCat("is set, but ", why));
   }
   prepared.conversation_bytes = call.input_bytes;
+  if (prepared.conversation_bytes > max_conversation_bytes) {
+    return FieldError("input", StrCat("has ", prepared.conversation_bytes, " bytes as stored items, wanted at most ",
+                                      max_conversation_bytes));
+  }
   if (call.previous_response_id.empty()) return prepared;
   const auto previous = store.Find(owner, call.previous_response_id);
   if (previous == nullptr) {

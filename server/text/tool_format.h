@@ -11,7 +11,7 @@ namespace nibble::text {
 enum class ToolFormat {
   kHermes,        // <tool_call>{"name": ..., "arguments": {...}}</tool_call>: Hermes, Qwen2.5, Qwen3
   kLlama3,        // {"name": ..., "parameters": {...}} as the whole answer, perhaps after <|python_tag|>: Llama 3.x
-  kMistralList,   // [TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]: Mistral, tokenizers v2 and v3
+  kMistralList,   // [TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]: Mistral, tokenizers up to v7
   kMistralNamed,  // [TOOL_CALLS]name[ARGS]{...}, also with [CALL_ID]id before [ARGS]: Mistral, tokenizers v11 and later
 };
 

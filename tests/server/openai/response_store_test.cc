@@ -121,6 +121,22 @@ TEST_F(ResponseStoreTest, DeletedTurnLivesWhileALaterResponseNeedsIt) {
   EXPECT_EQ(store_.Now().bytes, 0);
 }
 
+// A request in progress holds the turns that it continues, even if their responses are deleted.
+TEST_F(ResponseStoreTest, TurnsThatRequestsHoldCountAgainstTheirOwnerOnly) {
+  ASSERT_TRUE(Add(kBob, "b", 30'000));
+  std::vector<std::shared_ptr<const StoredResponse>> held;
+  for (const char* id : {"a0", "a1", "a2", "a3"}) {
+    ASSERT_TRUE(Add(kAnn, id));
+    held.push_back(store_.Find(kAnn, id));
+    ASSERT_TRUE(store_.Erase(kAnn, id));
+  }
+  EXPECT_FALSE(Add(kAnn, "more", 20'000));
+  EXPECT_NE(store_.Find(kBob, "b"), nullptr);
+  held.clear();
+  EXPECT_TRUE(Add(kAnn, "more", 20'000));
+  EXPECT_NE(store_.Find(kBob, "b"), nullptr);
+}
+
 TEST_F(ResponseStoreTest, ConversationThatCannotFitIsNotKept) {
   std::string previous;
   int kept = 0;
