@@ -150,13 +150,13 @@ fuzzers() { configure fuzz && cmake --build --preset fuzz && tests/fuzz/run.sh -
 # Checks the format of the sources and runs shellcheck. Lints the protos and compares them with the last ten versions
 # that landed: on a branch, the versions that main had where the branch began; on main, its own versions. Ten, because
 # commits that land together are checked only once, and the newest of them may not have changed the protos, or only a
-# comment. If the clone's history has no version other than HEAD's, the lint fails. proto/buf.yaml lists intended
-# breaks.
+# comment. Commits of a merged branch were never a version of main. If the clone's history has no version other than
+# HEAD's, the lint fails. proto/buf.yaml lists intended breaks.
 lint() {
   local landed now versions version other=""
   landed=$(git merge-base HEAD main 2>/dev/null || git rev-parse HEAD)
   now=$(git rev-parse HEAD:proto/nibble)
-  mapfile -t versions < <(git log -n 10 --format=%H "$landed" -- proto/nibble)
+  mapfile -t versions < <(git log -n 10 --first-parent --format=%H "$landed" -- proto/nibble)
   for version in "${versions[@]}"; do
     [[ $(git rev-parse "$version:proto/nibble") == "$now" ]] || other=$version
   done
