@@ -36,7 +36,9 @@ def restart_with_waiting_trainer(server, folder):
 def prepare(server, folder):
     """Gives the server a model, files and jobs, and returns which ids replace the placeholders of the suites."""
     model = small_model.write_printing(folder / "small", max_position_embeddings=4096)
-    server.run("models", "import", model, "--name", "small", "--dtype", "f32")
+    spare_models = [f"spare-{n}" for n in range(15)]
+    for name in ["small", *spare_models]:
+        server.run("models", "import", model, "--name", name, "--dtype", "f32")
     client = client_of(server)
     file, *spare = [client.files.create(file=(f"{n}.jsonl", CHATS), purpose="fine-tune").id for n in range(16)]
     job = {"model": "small", "training_file": file,
@@ -56,6 +58,7 @@ def prepare(server, folder):
              vllm_cases.ADAPTER: jobs.retrieve(done).fine_tuned_model}
     action = f"/v1/fine_tuning/jobs/({openai_cases.JOB})/"
     pools = {("DELETE", "/v1/files/(string)"): spare, ("DELETE", f"/v1/responses/({openai_cases.RESPONSE})"): deleted,
+             ("DELETE", f"/v1/models/({openai_cases.DELETED_MODEL})"): spare_models,
              ("POST", action + "cancel"): queued[:15], ("POST", action + "pause"): queued[15:30],
              ("POST", action + "resume"): queued[30:]}
     return Ids(names, pools)

@@ -4,6 +4,7 @@ from suites import NotApplicable, Suite
 SUITE = Suite("openai==2.54.0", "e3e6f8bc1ba30ddf381ace1a14340eed381cb984a1a59bd0f34b5be3b5d49cfa", ("tests/", "pyproject.toml"))
 
 # Placeholders of the suite, by the kind of object.
+DELETED_MODEL = "ft:gpt-4o-mini:acemeco:suffix:abc123"
 MODELS = ["gpt-3.5-turbo-instruct", "gpt-5.4", "gpt-4o", "gpt-4o-mini", "text-embedding-3-small"]
 FILES = ["file-abc123", "string"]
 JOB = "ft-AF1WoRqd3aJAHsqc9NY7iL8F"
@@ -39,7 +40,6 @@ RULES = [
                   r"Error code: 405 "),
     NotApplicable(r"responses/test_input_items\S*with_all_params", "`limit` is 0", r"limit: is \"0\""),
     NotApplicable(r"beta/(?!\S*_delete)", "`beta` in the query", r"beta: is not a parameter"),
-    NotApplicable(r"test_models\S*_delete\b", "models are deleted by the gRPC API only", r"Error code: 405 "),
 ]
 
 # Of the other resources, the synchronous client without variants: each case shows that an endpoint does not exist.
