@@ -20,7 +20,7 @@ constexpr char kAnyObject[] = R"({"type":"object"})";
 // A schema as an object, or as its text.
 bool SetSchema(const Json& schema, v1::GenerateRequest& request) {
   if (!schema.is_string() && !schema.is_object() && !schema.is_boolean()) return false;
-  request.set_json_schema(schema.is_string() ? schema.get<std::string>() : schema.dump());
+  request.set_json_schema(schema.is_string() ? schema.get<std::string>() : base::Dump(schema));
   return true;
 }
 
@@ -94,17 +94,15 @@ std::string ReadStructuredOutputs(JsonFields& fields, std::string named, v1::Gen
     const std::string field = StrCat("guided_", name);
     if (const Json* value = fields.Any(field); value != nullptr) set(name, *value, field, fields, field);
   }
-  const Json* outputs = fields.Any("structured_outputs");
-  if (outputs == nullptr) return named;
-  JsonFields members(*outputs, "structured_outputs.");
-  for (const std::string_view name : kNames) {
-    const Json* value = members.Any(name);
-    if (value != nullptr) set(name, *value, StrCat("structured_outputs.", name), members, name);
-  }
-  if (members.Bool("json_object").value_or(false)) {
-    set("json", Json::parse(kAnyObject), "structured_outputs.json_object", members, "json_object");
-  }
-  fields.FailWith(members.Finish());
+  fields.Object("structured_outputs", [&](JsonFields& members) {
+    for (const std::string_view name : kNames) {
+      const Json* value = members.Any(name);
+      if (value != nullptr) set(name, *value, StrCat("structured_outputs.", name), members, name);
+    }
+    if (members.Bool("json_object").value_or(false)) {
+      set("json", Json::parse(kAnyObject), "structured_outputs.json_object", members, "json_object");
+    }
+  });
   return named;
 }
 

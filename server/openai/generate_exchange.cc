@@ -143,8 +143,7 @@ class GenerateExchange : public std::enable_shared_from_this<GenerateExchange> {
     if (is("json_schema") || is("regex") || is("choice") || is("lark")) return call_.constraint_field;
     if (field == "output.logprobs" || field == "output.prompt_logprobs")
       return call_.chat ? "top_logprobs" : "logprobs";
-    if (field == "required_tool" || field == "GenerateRequest.required_tool") return "tool_choice";
-    if (field == "Tool.strict") return "tools";
+    if (field == "required_tool") return "tool_choice";
     const std::string name = PlainField(field);
     // An index would be that of another message in a field with another name.
     if (name.starts_with("messages") && call_.messages_field != "messages") return call_.messages_field;

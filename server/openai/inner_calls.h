@@ -27,7 +27,7 @@ struct Stubs {
   const std::unique_ptr<v1::ModelService::Stub> models;
 };
 
-// Who sent a request.
+// The sender of a request.
 auth::Caller CallerOf(const http::RequestHead& head);
 
 // Metadata of a call for the client of a request (auth::Forward).

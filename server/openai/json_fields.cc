@@ -107,8 +107,7 @@ void JsonFields::Object(std::string_view name, const std::function<void(JsonFiel
   if (value == nullptr) return;
   JsonFields fields(*value, StrCat(path_, name, "."));
   read(fields);
-  const absl::Status status = fields.Finish();
-  if (status_.ok()) status_ = status;
+  FailWith(fields.Finish());
 }
 
 void JsonFields::Neutral(std::string_view name, const Json& value) {

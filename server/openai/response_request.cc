@@ -149,9 +149,7 @@ absl::StatusOr<Json> ReadTools(const Json& tools, v1::GenerateRequest& request) 
   if (!tools.is_array()) return FieldError("tools", StrCat("is ", TypeName(tools), ", wanted an array"));
   for (std::size_t i = 0; i < tools.size(); ++i) {
     JsonFields fields(tools[i], StrCat("tools[", i, "]."));
-    const std::string type = fields.String("type").value_or("");
-    if (!fields.failed() && type != "function")
-      fields.Fail("type", StrCat("is \"", type, "\", wanted \"function\", the only supported type"));
+    ReadFunctionType(fields, "");
     v1::Tool& tool = *request.mutable_chat()->add_tools();
     ReadFunction(fields, tool);
     NIBBLE_RETURN_IF_ERROR(fields.Finish());
@@ -167,9 +165,7 @@ absl::StatusOr<Json> ReadTools(const Json& tools, v1::GenerateRequest& request) 
 absl::Status ReadToolChoice(const Json& choice, v1::GenerateRequest& request) {
   if (!choice.is_object()) return ParseToolChoice(choice, "tool_choice", request);
   JsonFields fields(choice, "tool_choice.");
-  const std::string type = fields.String("type").value_or("");
-  if (!fields.failed() && type != "function")
-    fields.Fail("type", StrCat("is \"", type, "\", wanted \"function\", the only supported type"));
+  ReadFunctionType(fields, "");
   const std::string name = fields.String("name").value_or("");
   if (name.empty()) fields.Fail("name", "wanted the name of a function");
   NIBBLE_RETURN_IF_ERROR(fields.Finish());

@@ -17,15 +17,19 @@ using base::StrCat;
 
 // Reads `type`, and returns the object `function`, or nullptr after an error.
 const Json* ReadTypedFunction(JsonFields& fields) {
-  const std::string type = fields.String("type").value_or("function");
-  if (type != "function")
-    fields.Fail("type", StrCat("is \"", type, "\", wanted \"function\", the only supported type"));
+  ReadFunctionType(fields, "function");
   const Json* function = fields.Any("function");
   if (function == nullptr) fields.Fail("function", "wanted an object");
   return function;
 }
 
 }  // namespace
+
+void ReadFunctionType(JsonFields& fields, const char* otherwise) {
+  const std::string type = fields.String("type").value_or(otherwise);
+  if (type != "function")
+    fields.Fail("type", StrCat("is \"", type, "\", wanted \"function\", the only supported type"));
+}
 
 void ReadFunction(JsonFields& fields, v1::Tool& tool) {
   tool.set_name(fields.String("name").value_or(""));

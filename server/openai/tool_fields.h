@@ -11,6 +11,8 @@ namespace nibble::openai {
 
 // `path`: name of the field in errors, without a dot at its end. All errors: InvalidArgument (FIELD_VIOLATION).
 
+// `type`, which must be "function". otherwise: the type if there is none.
+void ReadFunctionType(JsonFields& fields, const char* otherwise);
 // name, description, parameters and strict of a function.
 void ReadFunction(JsonFields& fields, v1::Tool& tool);
 // `tools` of a chat: an array of functions.

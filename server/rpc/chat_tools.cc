@@ -94,6 +94,14 @@ absl::Status CheckToolChoice(const v1::GenerateRequest& request) {
   return absl::OkStatus();
 }
 
+bool MayCallTools(const v1::GenerateRequest& request) {
+  return !request.chat().tools().empty() && request.tool_choice() != v1::TOOL_CHOICE_NONE;
+}
+
+bool CallsInParallel(const v1::GenerateRequest& request) {
+  return !request.has_parallel_tool_calls() || request.parallel_tool_calls();
+}
+
 bool HasToolCalls(const v1::ChatInput& chat) {
   return std::any_of(chat.messages().begin(), chat.messages().end(),
                      [](const v1::ChatMessage& message) { return !message.tool_calls().empty(); });

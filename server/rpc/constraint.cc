@@ -8,6 +8,7 @@
 #include "server/base/error.h"
 #include "server/base/json.h"
 #include "server/base/strings.h"
+#include "server/rpc/chat_tools.h"
 #include "server/text/tool_grammar.h"
 
 namespace nibble::rpc {
@@ -18,11 +19,6 @@ using base::FieldError;
 using base::StrCat;
 using text::GrammarKind;
 
-// Whether an answer may have calls of tools.
-bool MayCall(const v1::GenerateRequest& request) {
-  return !request.chat().tools().empty() && request.tool_choice() != v1::TOOL_CHOICE_NONE;
-}
-
 std::optional<Constraint> Unchecked(const v1::GenerateRequest& request) {
   switch (request.constraint_case()) {
     case v1::GenerateRequest::kJsonSchema:
@@ -32,7 +28,7 @@ std::optional<Constraint> Unchecked(const v1::GenerateRequest& request) {
     case v1::GenerateRequest::kChoice: {
       base::Json choices = base::Json::array();
       for (const std::string& choice : request.choice().choices()) choices.push_back(choice);
-      return Constraint{{GrammarKind::kChoice, choices.dump()}, "choice"};
+      return Constraint{{GrammarKind::kChoice, base::Dump(choices)}, "choice"};
     }
     case v1::GenerateRequest::CONSTRAINT_NOT_SET: return std::nullopt;
   }
@@ -53,7 +49,7 @@ absl::StatusOr<std::optional<Constraint>> ConstraintOf(const v1::GenerateRequest
   if (source.empty()) return FieldError(constraint->field, "is empty");
   if (source.size() > kMaxBytes)
     return FieldError(constraint->field, StrCat("has ", source.size(), " bytes, wanted at most ", kMaxBytes));
-  if (!MayCall(request)) return constraint;
+  if (!MayCallTools(request)) return constraint;
   if (!request.has_json_schema()) {
     return FieldError(constraint->field,
                       "is not allowed with chat.tools, unless tool_choice is NONE; only json_schema is");
@@ -64,7 +60,7 @@ absl::StatusOr<std::optional<Constraint>> ConstraintOf(const v1::GenerateRequest
 }
 
 std::optional<Constraint> ToolConstraint(const v1::GenerateRequest& request, const model::TextAssets& assets) {
-  if (!MayCall(request) || !assets.tool_format.ok()) return std::nullopt;
+  if (!MayCallTools(request) || !assets.tool_format.ok()) return std::nullopt;
   const auto& tools = request.chat().tools();
   const std::string& wanted = request.required_tool();
   const bool required = !wanted.empty() || request.tool_choice() == v1::TOOL_CHOICE_REQUIRED;
@@ -75,7 +71,7 @@ std::optional<Constraint> ToolConstraint(const v1::GenerateRequest& request, con
   options.format = *assets.tool_format;
   options.required = required;
   // A named tool is called once, as OpenAI's API does.
-  options.parallel = wanted.empty() && (!request.has_parallel_tool_calls() || request.parallel_tool_calls());
+  options.parallel = wanted.empty() && CallsInParallel(request);
   // A token that is not special is the marker's text.
   options.token_id = [&](std::string_view marker) -> std::optional<std::int32_t> {
     const auto id = assets.tokenizer->TokenId(marker);

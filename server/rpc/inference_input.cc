@@ -142,10 +142,10 @@ absl::StatusOr<GenerateOptions> FromProto(const v1::GenerateRequest& request, bo
   NIBBLE_RETURN_IF_ERROR(CheckToolChoice(request));
   GenerateOptions out;
   NIBBLE_ASSIGN_OR_RETURN(out.constraint, ConstraintOf(request));
-  if (!request.chat().tools().empty() && request.tool_choice() != v1::TOOL_CHOICE_NONE) {
+  if (MayCallTools(request)) {
     out.tools.emplace();
     for (const v1::Tool& tool : request.chat().tools()) out.tools->names.push_back(tool.name());
-    out.tools->parallel = !request.has_parallel_tool_calls() || request.parallel_tool_calls();
+    out.tools->parallel = CallsInParallel(request);
   }
   NIBBLE_RETURN_IF_ERROR(TakeSampling(request.sampling(), out));
   NIBBLE_RETURN_IF_ERROR(

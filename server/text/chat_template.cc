@@ -12,13 +12,11 @@
 namespace nibble::text {
 namespace {
 
-NibbleText View(std::string_view text) { return {FfiData(text), text.size()}; }
-
 NibbleRenderInput InputOf(std::string_view messages_json, const RenderOptions& options) {
   return {
-      .messages = View(messages_json),
-      .tools = View(options.tools_json),
-      .variables = View(options.variables_json),
+      .messages = FfiText(messages_json),
+      .tools = FfiText(options.tools_json),
+      .variables = FfiText(options.variables_json),
       .add_generation_prompt = options.add_generation_prompt,
       .now_unix_seconds = options.now_unix_seconds.value_or(std::time(nullptr)),
   };
@@ -48,7 +46,7 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Compile(std::string_
   json += '}';
   NibbleTemplate* handle = nullptr;
   FfiBytes answer;
-  const NibbleTextCode code = nibble_template_compile(View(source), View(json), &handle, answer.out());
+  const NibbleTextCode code = nibble_template_compile(FfiText(source), FfiText(json), &handle, answer.out());
   NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "chat_template", answer));
   return std::unique_ptr<ChatTemplate>(new ChatTemplate(handle));
 }

@@ -30,6 +30,8 @@ class FfiBytes {
 
 inline const std::uint8_t* FfiData(std::string_view text) { return reinterpret_cast<const std::uint8_t*>(text.data()); }
 
+inline NibbleText FfiText(std::string_view text) { return {FfiData(text), text.size()}; }
+
 template <typename T>
 std::vector<T> CopyAs(std::string_view bytes) {
   std::vector<T> values(bytes.size() / sizeof(T));
@@ -39,12 +41,17 @@ std::vector<T> CopyAs(std::string_view bytes) {
   return values;
 }
 
-// The message begins with `what`, the field at fault.
-inline absl::Status FfiStatus(NibbleTextCode code, std::string_view what, const FfiBytes& answer) {
+// The message is `before` and the answer.
+inline absl::Status FfiStatus(NibbleTextCode code, const FfiBytes& answer, std::string_view before = "") {
   if (code == NIBBLE_TEXT_OK) return absl::OkStatus();
-  const std::string message = base::StrCat(what, ": ", answer.view());
+  const std::string message = base::StrCat(before, answer.view());
   if (code == NIBBLE_TEXT_INVALID) return absl::InvalidArgumentError(message);
   return absl::InternalError(message);
+}
+
+// The message begins with `what`, the field at fault.
+inline absl::Status FfiStatus(NibbleTextCode code, const char* what, const FfiBytes& answer) {
+  return FfiStatus(code, answer, base::StrCat(what, ": "));
 }
 
 }  // namespace nibble::text

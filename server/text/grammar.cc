@@ -27,14 +27,6 @@ NibbleGrammarKind ToFfi(GrammarKind kind) {
   return NIBBLE_GRAMMAR_LARK;
 }
 
-absl::Status ToStatus(NibbleTextCode code, const FfiBytes& answer) {
-  if (code == NIBBLE_TEXT_OK) return absl::OkStatus();
-  const std::string text(answer.view());
-  return code == NIBBLE_TEXT_INVALID ? absl::InvalidArgumentError(text) : absl::InternalError(text);
-}
-
-NibbleText FfiText(std::string_view text) { return {FfiData(text), text.size()}; }
-
 }  // namespace
 
 Grammar::Grammar(NibbleGrammar* handle, std::shared_ptr<const Tokenizer> tokenizer,
@@ -52,7 +44,7 @@ absl::StatusOr<std::unique_ptr<GrammarFollower>> GrammarFollower::Start(std::sha
   NibbleFollower* handle = nullptr;
   FfiBytes answer;
   const NibbleTextCode code = nibble_follower_new(grammar->handle_, &handle, answer.out());
-  NIBBLE_RETURN_IF_ERROR(ToStatus(code, answer));
+  NIBBLE_RETURN_IF_ERROR(FfiStatus(code, answer));
   return std::unique_ptr<GrammarFollower>(new GrammarFollower(handle, std::move(grammar)));
 }
 
@@ -62,7 +54,7 @@ absl::Status GrammarFollower::Mask(std::span<float> logits) {
   allowed_.resize((logits.size() + kBits - 1) / kBits);
   FfiBytes answer;
   const NibbleTextCode code = nibble_follower_allowed(handle_, allowed_.data(), allowed_.size(), answer.out());
-  NIBBLE_RETURN_IF_ERROR(ToStatus(code, answer));
+  NIBBLE_RETURN_IF_ERROR(FfiStatus(code, answer));
   for (std::size_t w = 0; w < allowed_.size(); ++w) {
     const std::uint32_t bits = allowed_[w];
     if (bits == ~std::uint32_t{0}) continue;
@@ -76,7 +68,7 @@ absl::Status GrammarFollower::Mask(std::span<float> logits) {
 
 absl::Status GrammarFollower::Accept(std::int32_t token) {
   FfiBytes answer;
-  return ToStatus(nibble_follower_accept(handle_, token, answer.out()), answer);
+  return FfiStatus(nibble_follower_accept(handle_, token, answer.out()), answer);
 }
 
 GrammarCompiler::GrammarCompiler(std::shared_ptr<const Tokenizer> tokenizer, std::int64_t vocab_size,
@@ -111,7 +103,7 @@ absl::StatusOr<const NibbleCompiler*> GrammarCompiler::Prepare() {
                                        .num_end_tokens = end_tokens_.size()};
   FfiBytes answer;
   const NibbleTextCode code = nibble_compiler_new(tokenizer_->handle_, &vocabulary, &handle_, answer.out());
-  NIBBLE_RETURN_IF_ERROR(ToStatus(code, answer));
+  NIBBLE_RETURN_IF_ERROR(FfiStatus(code, answer));
   return handle_;
 }
 
@@ -157,7 +149,7 @@ absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Compile(const Gr
     FfiBytes answer;
     const NibbleTextCode code =
         nibble_grammar_compile(compiler, ToFfi(source.kind), FfiText(source.text), &handle, answer.out());
-    NIBBLE_RETURN_IF_ERROR(ToStatus(code, answer));
+    NIBBLE_RETURN_IF_ERROR(FfiStatus(code, answer));
     return handle;
   };
   const absl::StatusOr<NibbleGrammar*> handle = compile();

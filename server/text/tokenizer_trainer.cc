@@ -15,10 +15,9 @@ absl::StatusOr<std::unique_ptr<TokenizerTrainer>> TokenizerTrainer::Make(std::sp
       base::Dump(base::Json(std::vector<std::string>(special_tokens.begin(), special_tokens.end())));
   NibbleTrainer* handle = nullptr;
   FfiBytes answer;
-  NIBBLE_RETURN_IF_ERROR(
-      FfiStatus(nibble_trainer_new({FfiData(names), names.size()}, static_cast<std::size_t>(vocab_size),
-                                   static_cast<std::size_t>(max_letters), &handle, answer.out()),
-                "tokenizer", answer));
+  NIBBLE_RETURN_IF_ERROR(FfiStatus(nibble_trainer_new(FfiText(names), static_cast<std::size_t>(vocab_size),
+                                                      static_cast<std::size_t>(max_letters), &handle, answer.out()),
+                                   "tokenizer", answer));
   return std::unique_ptr<TokenizerTrainer>(new TokenizerTrainer(handle));
 }
 
@@ -26,7 +25,7 @@ TokenizerTrainer::~TokenizerTrainer() { nibble_trainer_free(handle_); }
 
 absl::Status TokenizerTrainer::Count(std::string_view text) {
   FfiBytes answer;
-  return FfiStatus(nibble_trainer_count(handle_, {FfiData(text), text.size()}, answer.out()), "text", answer);
+  return FfiStatus(nibble_trainer_count(handle_, FfiText(text), answer.out()), "text", answer);
 }
 
 std::int64_t TokenizerTrainer::PeakBytes(std::int64_t letters, std::int64_t vocab_size) {

@@ -246,7 +246,7 @@ def turns(nibble, llama, address, answers, args):
 
 
 def wrong(result):
-    """What the run found that must not be."""
+    """The faults that the run found."""
     found, beside, raced = [], result["load"], result["turns"]
     every = [beside["openai"], beside["grpc"], *(figures for side in ("nibbled", "llama-server") for figures in raced[side]["turns"])]
     found += [f"errors that are not limits: {figures['errors']}: {figures['examples']}" for figures in every

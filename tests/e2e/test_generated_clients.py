@@ -98,7 +98,7 @@ def guarded(tmp_path, model):
 
 
 def printed_by(server):
-    """What the example must print: the models, then the answer that the command line gets."""
+    """The expected output of the example: the models, then the answer that the command line gets."""
     answer = server.json("chat", "varied", "--message", "Who keeps the light?")["text"]
     assert len(set(answer)) > 10, "an answer of few characters shows little"
     return f"varied\n{answer}"

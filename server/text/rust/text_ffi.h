@@ -157,8 +157,8 @@ typedef enum NibbleGrammarKind {
 NibbleTextCode nibble_compiler_new(const NibbleTokenizer* tokenizer, const NibbleVocabulary* vocabulary,
                                    NibbleCompiler** compiler, NibbleBytes* out);
 void nibble_compiler_free(NibbleCompiler* compiler);
-// Takes at most 3 s of processor time and 192 MiB besides the stack, and the grammar at most 32 MiB; otherwise INVALID.
-// The grammar is thread-safe.
+// source: at most 256 KiB. Takes at most 3 s of processor time and 192 MiB besides the stack, and the grammar at most
+// 32 MiB; otherwise INVALID. The grammar is thread-safe.
 NibbleTextCode nibble_grammar_compile(const NibbleCompiler* compiler, NibbleGrammarKind kind, NibbleText source,
                                       NibbleGrammar** grammar, NibbleBytes* out);
 void nibble_grammar_free(NibbleGrammar* grammar);            // its followers stay valid

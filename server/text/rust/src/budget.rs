@@ -21,7 +21,7 @@ thread_local! {
     static ARMED: Cell<bool> = const { Cell::new(false) };
     static BYTES_LEFT: Cell<usize> = const { Cell::new(0) };
     static BLOCKS_LEFT: Cell<usize> = const { Cell::new(0) };
-    // What the running call of guarded() exceeded. A library that catches panics itself hides it.
+    // The limit that the running call of guarded() exceeded. A library that catches panics itself hides it.
     static EXCEEDED: Cell<Option<Exceeded>> = const { Cell::new(None) };
     // Limit of the thread's processor time.
     static LATEST_NS: Cell<u64> = const { Cell::new(0) };

@@ -3,7 +3,7 @@
 
 use crate::budget::{guarded, net_bytes, Budget, Failure};
 use crate::lark::{prepare_lark, prepare_tools};
-use crate::schema::{prepare_schema, with_places, Blanks};
+use crate::schema::{prepare_schema, with_places, wrong_expression, Blanks};
 use crate::tokenizer::{DecoderKind, Special, Tokenizer};
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
@@ -15,7 +15,6 @@ use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub const MAX_SOURCE_BYTES: usize = 256 << 10;
 const MAX_CHOICES: usize = 10_000;
 // Deeper brackets could exhaust the stack.
 const MAX_DEPTH: usize = 100;
@@ -29,7 +28,7 @@ const SPECIAL: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 
 const COMPILE: Budget =
     Budget { bytes: 192 << 20, blocks: usize::MAX, time: Duration::from_secs(3) };
-// A mask of a usual schema takes 50 us. The parser's own limits end a costly one after about 5 ms; these limits are for
+// A mask of a usual schema takes 70 us. The parser's own limits end a costly one after about 5 ms; these limits are for
 // what it does not count.
 const STEP: Budget =
     Budget { bytes: 64 << 20, blocks: usize::MAX, time: Duration::from_millis(200) };
@@ -169,12 +168,8 @@ impl Compiler {
         })
     }
 
+    /// `source`: at most 256 KiB.
     pub fn compile(&self, kind: Kind, source: &str) -> Result<Grammar, Failure> {
-        let limit = MAX_SOURCE_BYTES;
-        if source.len() > limit {
-            let text = format!("has {} bytes, wanted at most {limit}", source.len());
-            return Err(Failure::Invalid(text));
-        }
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new()
                 .name("grammar".to_string())
@@ -247,9 +242,8 @@ fn plain_text(error: &anyhow::Error) -> String {
     if text.contains("Regex is empty") {
         return "no text matches all conditions on a text".to_string();
     }
-    if let (true, Some(at)) = (text.contains("regex parse error"), text.rfind("error: ")) {
-        let reason = &text[at + "error: ".len()..];
-        return format!("is not a supported regular expression: {reason}");
+    if text.contains("regex parse error") {
+        return wrong_expression(text);
     }
     text.to_string()
 }
@@ -279,7 +273,7 @@ fn top_level(kind: Kind, source: &str) -> Result<TopLevelGrammar, Failure> {
         }
         Kind::Regex => {
             check_depth(source)?;
-            regex_syntax::parse(source).map_err(|e| plain(&anyhow::anyhow!("{e}")))?;
+            regex_syntax::parse(source).map_err(|e| wrong_expression(&e.to_string()))?;
             Ok(TopLevelGrammar::from_regex(source))
         }
         Kind::Choice => {

@@ -54,6 +54,11 @@ const DAY_OF_YEAR: &str = "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])\
 const TIME: &str = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
 const MAX_HOST_NAME: u64 = 253;
 
+/// The path of a member, as JSON Pointer writes it.
+fn step(path: &str, name: &str) -> String {
+    format!("{path}/{}", name.replace('~', "~0").replace('/', "~1"))
+}
+
 /// The path as a fragment of a URI, as references write it.
 fn place(path: &str) -> String {
     if path.starts_with('/') {
@@ -171,6 +176,12 @@ fn without_zero(hir: &Hir) -> Hir {
     }
 }
 
+/// `error`: of regex_syntax, whose last line has the reason.
+pub fn wrong_expression(error: &str) -> String {
+    let reason = error.rsplit("error: ").next().unwrap_or_default();
+    format!("is not a supported regular expression: {reason}")
+}
+
 fn exact_pattern(pattern: &str, path: &str) -> Result<String, Failure> {
     // As the crate does: \d and \w are ASCII, as in JavaScript.
     let lark = regex_to_lark(pattern, "dw");
@@ -179,11 +190,7 @@ fn exact_pattern(pattern: &str, path: &str) -> Result<String, Failure> {
             let exact = without_zero(&hir);
             Ok(if exact == hir { pattern.to_string() } else { exact.to_string() })
         }
-        Err(error) => {
-            let text = error.to_string();
-            let reason = text.rsplit("error: ").next().unwrap_or_default();
-            refuse(path, &format!("is not a supported regular expression: {reason}"))
-        }
+        Err(error) => refuse(path, &wrong_expression(&error.to_string())),
     }
 }
 
@@ -321,8 +328,7 @@ impl Checker {
             }
             Value::Object(schemas) => {
                 for (name, schema) in schemas.iter_mut() {
-                    let name = name.replace('~', "~0").replace('/', "~1");
-                    self.check(schema, &format!("{path}/{name}"))?;
+                    self.check(schema, &step(path, name))?;
                 }
                 Ok(())
             }
@@ -579,7 +585,7 @@ fn collect_paths(value: &Value, keyword: &str, path: &str, paths: &mut Vec<Strin
     match value {
         Value::Object(fields) => {
             for (key, child) in fields {
-                let here = format!("{path}/{}", key.replace('~', "~0").replace('/', "~1"));
+                let here = step(path, key);
                 if here.ends_with(keyword) {
                     paths.push(here.clone());
                 }

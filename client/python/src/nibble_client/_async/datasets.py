@@ -8,13 +8,12 @@ from collections.abc import AsyncIterator, Mapping
 from nibble_client import methods, v1
 from nibble_client._async.caller import AsyncCaller
 from nibble_client._async.operations import OnProgress
+from nibble_client._async.receiving import receive
 from nibble_client._async.sending import AsyncSender
-from nibble_client._async.transport import in_thread, sleep
-from nibble_client.errors import NibbleError
+from nibble_client._async.transport import in_thread
 from nibble_client.files import Rows, RowsReceiver, dataset_file
 from nibble_client.messages import fill
 from nibble_client.requests import new_id
-from nibble_client.retry import Backoff
 
 
 class AsyncDatasets:
@@ -62,22 +61,7 @@ class AsyncDatasets:
         """Writes the rows of a dataset to a file, which appears complete or not at all. Returns its size. These are the
         bytes of the upload; a plain text is one row {"text": ...}."""
         request = v1.DownloadDatasetRequest(name=name)
-        backoff = Backoff(self._caller.connection.retry)
-        while True:
-            receiver = await in_thread(RowsReceiver, path)
-            try:
-                async with self._caller.transport.stream(
-                        methods.DOWNLOAD_DATASET, request, self._caller.connection.long_timeout) as messages:
-                    async for message in messages:
-                        await in_thread(receiver.take, message)
-                        if on_progress is not None:
-                            on_progress("download", receiver.bytes, 0)
-                return await in_thread(receiver.finish)
-            except NibbleError as error:
-                pause = backoff.pause(error)
-            finally:
-                receiver.drop()
-            await sleep(pause)
+        return await receive(self._caller, methods.DOWNLOAD_DATASET, request, lambda: RowsReceiver(path), on_progress)
 
     async def list(self, *, page_size: int | None = None) -> AsyncIterator[v1.Dataset]:
         """The datasets by name, including damaged ones."""

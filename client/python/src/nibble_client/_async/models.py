@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from nibble_client import methods, v1
 from nibble_client._async.caller import AsyncCaller
 from nibble_client._async.operations import AsyncOperations, OnProgress, run_operation
+from nibble_client._async.receiving import receive
 from nibble_client._async.sending import AsyncSender
-from nibble_client._async.transport import in_thread, sleep
-from nibble_client.errors import NibbleError
+from nibble_client._async.transport import in_thread
 from nibble_client.files import Receiver, files_to_import
 from nibble_client.messages import fill
 from nibble_client.requests import new_id, with_request_id
-from nibble_client.retry import Backoff
 
 
 class AsyncModels:
@@ -76,22 +75,7 @@ class AsyncModels:
                        on_progress: OnProgress | None = None) -> Sequence[v1.FileEntry]:
         """Writes the files of an export below a directory; with `path`, one of them."""
         request = fill(v1.DownloadArtifactRequest(), {"artifact_id": artifact_id, "path": path})
-        backoff = Backoff(self._caller.connection.retry)
-        while True:
-            receiver = await in_thread(Receiver, directory)
-            try:
-                async with self._caller.transport.stream(
-                        methods.DOWNLOAD_ARTIFACT, request, self._caller.connection.long_timeout) as messages:
-                    async for message in messages:
-                        await in_thread(receiver.take, message)
-                        if on_progress is not None:
-                            on_progress("download", receiver.bytes, 0)
-                return receiver.finish()
-            except NibbleError as error:
-                pause = backoff.pause(error)
-            finally:
-                receiver.drop()
-            await sleep(pause)
+        return await receive(self._caller, methods.DOWNLOAD_ARTIFACT, request, lambda: Receiver(directory), on_progress)
 
     async def publish_checkpoint(self, checkpoint: str, name: str, *, request_id: str | None = None,
                                  on_progress: OnProgress | None = None) -> v1.Model:
