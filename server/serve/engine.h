@@ -92,6 +92,7 @@ class Engine {
   struct Group;
   struct Part;
   struct Step;
+  struct Draw;
   Engine(std::shared_ptr<const model::LoadedModel> model, std::shared_ptr<const text::Tokenizer> tokenizer,
          const EngineOptions& options, const kernels::Stream& stream, base::Clock& clock);
 
@@ -136,16 +137,17 @@ class Engine {
   // engine_step.cc. False when every request waits for its reader.
   absl::StatusOr<bool> RunOnce();
   void Plan(Step* step);
-  // Takes the part's rows of the step's logits and hidden states.
-  absl::Status ConsumeLogits(const Part& part, const kernels::Matrix& logits, const kernels::Matrix& hidden);
+  // Takes the part's rows of the step's logits and hidden states. Adds the tokens to draw from the logits to `draws`.
+  absl::Status ConsumeLogits(const Part& part, const kernels::Matrix& logits, const kernels::Matrix& hidden,
+                             std::vector<Draw>* draws);
   void SendHidden(const Part& part, std::int64_t first_position, const kernels::Matrix& hidden);
   absl::Status Score(const Part& part, std::int64_t first_position, const kernels::Matrix& logits);
-  absl::Status Logprobs(kernels::ConstMatrix rows, std::span<const std::int32_t> targets, std::int64_t top_n,
-                        std::vector<TokenLogprob>* out);
+  static absl::Status Logprobs(kernels::ConstMatrix rows, std::span<const std::int32_t> targets, std::int64_t top_n,
+                               const kernels::Stream& stream, std::vector<TokenLogprob>* out);
   static absl::Status MaskByGrammar(const Request& request, Sequence& output, std::span<float> logits);
-  // Ends the request whose grammar is too costly at this point (InvalidArgument). Returns other errors.
-  absl::Status EndForGrammar(Group& group, const absl::Status& status);
-  absl::Status Draw(Group& group, Sequence& output, const float* logits, std::int64_t vocab);
+  // Draws the token, and adds it to what the output's grammar follows. Runs at the same time for all outputs of a step:
+  // of the request it changes only its output's follower.
+  void DrawToken(Draw* draw) const;
   void TakeToken(Group& group, Sequence& output, const TokenLogprob& token);
 
   const std::shared_ptr<const model::LoadedModel> model_;

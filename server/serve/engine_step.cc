@@ -124,17 +124,30 @@ absl::StatusOr<bool> Engine::RunOnce() {
   kernels::Matrix hidden;
   NIBBLE_ASSIGN_OR_RETURN(const kernels::Matrix logits, model::RunStep(model_->config(), model_->weights(),
                                                                        pool_->view(), rows, arena_, stream_, &hidden));
+  // One request's failure must not affect the others.
+  std::vector<Draw> draws;
   for (const Part& part : step.parts) {
-    // One request's failure must not affect the others.
-    if (const absl::Status status = ConsumeLogits(part, logits, hidden); !status.ok()) {
+    if (const absl::Status status = ConsumeLogits(part, logits, hidden, &draws); !status.ok()) {
       EndGroup(*part.group, StepFault(status), FinishReason::kCancelled);
+    }
+  }
+  stream_.ParallelFor(static_cast<std::int64_t>(draws.size()), 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) DrawToken(&draws[static_cast<std::size_t>(i)]);
+  });
+  for (const Draw& draw : draws) {
+    if (draw.group->ended) continue;  // ended by another of its outputs
+    if (draw.status.ok()) {
+      ++options_.totals->generated_tokens;
+      TakeToken(*draw.group, *draw.output, draw.token);
+    } else {
+      EndGroup(*draw.group, draw.status, FinishReason::kCancelled);
     }
   }
   return true;
 }
 
 absl::Status Engine::Logprobs(kernels::ConstMatrix rows, std::span<const std::int32_t> targets, std::int64_t top_n,
-                              std::vector<TokenLogprob>* out) {
+                              const kernels::Stream& stream, std::vector<TokenLogprob>* out) {
   const auto n = static_cast<std::size_t>(rows.rows);
   const auto tops = static_cast<std::size_t>(top_n);
   std::vector<float> values(n), top_values(n * tops);
@@ -145,7 +158,7 @@ absl::Status Engine::Logprobs(kernels::ConstMatrix rows, std::span<const std::in
                                                     .top_n = top_n,
                                                     .top_id = top_ids.data(),
                                                     .top_logprob = top_values.data()},
-                                                   stream_));
+                                                   stream));
   for (std::size_t i = 0; i < n; ++i) {
     TokenLogprob entry = {targets[i], values[i], {}};
     for (std::size_t t = i * tops; t < (i + 1) * tops; ++t) entry.top.emplace_back(top_ids[t], top_values[t]);
@@ -165,7 +178,7 @@ absl::Status Engine::Score(const Part& part, std::int64_t first_position, const 
         kernels::MakeConstMatrix(logits.Row<float>(part.first_logit), kernels::DType::kF32, predicting, logits.cols),
         std::span(request.prompt)
             .subspan(static_cast<std::size_t>(first_position + 1), static_cast<std::size_t>(predicting)),
-        request.top_logprobs, &scored));
+        request.top_logprobs, stream_, &scored));
   }
   for (std::size_t i = 0; request.logits_digests && i < scored.size(); ++i) {
     const std::int64_t row = part.first_logit + static_cast<std::int64_t>(i);
@@ -191,7 +204,8 @@ void Engine::SendHidden(const Part& part, std::int64_t first_position, const ker
                                                 count, hidden.cols));
 }
 
-absl::Status Engine::ConsumeLogits(const Part& part, const kernels::Matrix& logits, const kernels::Matrix& hidden) {
+absl::Status Engine::ConsumeLogits(const Part& part, const kernels::Matrix& logits, const kernels::Matrix& hidden,
+                                   std::vector<Draw>* draws) {
   Group& group = *part.group;
   Sequence& output = *part.output;
   if (group.ended) return absl::OkStatus();  // ended by another of its outputs
@@ -210,7 +224,13 @@ absl::Status Engine::ConsumeLogits(const Part& part, const kernels::Matrix& logi
     return absl::OkStatus();
   }
   const float* last = logits.Row<float>(part.first_logit + part.num_logits - 1);
-  if (!reading) return Draw(group, output, last, logits.cols);
+  const auto draw = [&](Sequence& from) {
+    draws->push_back({.group = &group, .output = &from, .logits = last, .vocab = logits.cols});
+  };
+  if (!reading) {
+    draw(output);
+    return absl::OkStatus();
+  }
   group.prompt_read = true;
   // The prompt is read only once: every output starts from its K and V and its last row of logits.
   for (auto& other : group.outputs) {
@@ -218,9 +238,7 @@ absl::Status Engine::ConsumeLogits(const Part& part, const kernels::Matrix& logi
     pool_->Copy(output.pages, other->pages, model::KvPool::PagesFor(group.prompt_size()));
     other->fed = output.fed;
   }
-  for (auto& each : group.outputs) {
-    if (!group.ended) NIBBLE_RETURN_IF_ERROR(Draw(group, *each, last, logits.cols));
-  }
+  for (auto& each : group.outputs) draw(*each);
   return absl::OkStatus();
 }
 
@@ -232,46 +250,45 @@ absl::Status Engine::MaskByGrammar(const Request& request, Sequence& output, std
   return output.follower->Mask(logits);
 }
 
-absl::Status Engine::EndForGrammar(Group& group, const absl::Status& status) {
-  if (!absl::IsInvalidArgument(status)) return status;
-  EndGroup(group, base::FieldError(group.request.grammar_field, base::ToStd(status.message())),
-           FinishReason::kCancelled);
-  return absl::OkStatus();
-}
-
-absl::Status Engine::Draw(Group& group, Sequence& output, const float* logits, std::int64_t vocab) {
+void Engine::DrawToken(Draw* draw) const {
+  const Group& group = *draw->group;
   const Request& request = group.request;
-  kernels::ConstMatrix row = kernels::MakeConstMatrix(logits, kernels::DType::kF32, 1, vocab);
+  Sequence& output = *draw->output;
+  kernels::Stream here = stream_;
+  here.pool = nullptr;  // this runs on the pool
+  const auto of_step = [](const absl::Status& status) { return status.ok() ? status : StepFault(status); };
+  const auto of_grammar = [&](const absl::Status& status) {
+    if (!absl::IsInvalidArgument(status)) return of_step(status);
+    return base::FieldError(request.grammar_field, base::ToStd(status.message()));
+  };
+  const kernels::ConstMatrix row = kernels::MakeConstMatrix(draw->logits, kernels::DType::kF32, 1, draw->vocab);
   kernels::SampleParams params = request.sampling;
   params.counter = Counter(output.index, group.generated(output));
-  std::int32_t token = 0;
   std::vector<float> changed;
   kernels::ConstMatrix drawn = row;
   const bool masked = group.generated(output) < request.stopping.min_tokens;
   if (request.penalties.any() || masked || request.grammar != nullptr) {
-    changed.assign(logits, logits + vocab);
+    changed.assign(draw->logits, draw->logits + draw->vocab);
     Apply(request.penalties, request.prompt, std::span(output.tokens).subspan(request.prompt.size()), changed);
     // The masks come last, so that no bias lifts a masked token.
     if (masked) MaskTokens(EndTokens(model_->config(), request.stopping), changed);
     if (request.grammar != nullptr) {
-      const absl::Status status = MaskByGrammar(request, output, changed);
-      if (!status.ok()) return EndForGrammar(group, status);
+      draw->status = of_grammar(MaskByGrammar(request, output, changed));
+      if (!draw->status.ok()) return;
     }
-    drawn = kernels::MakeConstMatrix(changed.data(), kernels::DType::kF32, 1, vocab);
+    drawn = kernels::MakeConstMatrix(changed.data(), kernels::DType::kF32, 1, draw->vocab);
   }
-  NIBBLE_RETURN_IF_ERROR(kernels::Sample({.logits = drawn, .params = &params, .token = &token}, stream_));
-  std::vector<TokenLogprob> sampled;
+  std::int32_t token = 0;
+  draw->status = of_step(kernels::Sample({.logits = drawn, .params = &params, .token = &token}, here));
+  if (!draw->status.ok()) return;
+  draw->token.token = token;
   if (request.logprobs) {
-    NIBBLE_RETURN_IF_ERROR(Logprobs(row, {&token, 1}, request.top_logprobs, &sampled));
-  } else {
-    sampled.push_back({token, 0, {}});
+    std::vector<TokenLogprob> sampled;
+    draw->status = of_step(Logprobs(row, {&token, 1}, request.top_logprobs, here, &sampled));
+    if (!draw->status.ok()) return;
+    draw->token = std::move(sampled.front());
   }
-  if (output.follower != nullptr) {
-    if (const absl::Status status = output.follower->Accept(token); !status.ok()) return EndForGrammar(group, status);
-  }
-  ++options_.totals->generated_tokens;
-  TakeToken(group, output, sampled.front());
-  return absl::OkStatus();
+  if (output.follower != nullptr) draw->status = of_grammar(output.follower->Accept(token));
 }
 
 void Engine::TakeToken(Group& group, Sequence& output, const TokenLogprob& token) {
@@ -288,7 +305,7 @@ void Engine::TakeToken(Group& group, Sequence& output, const TokenLogprob& token
   ++group.usage.completion_tokens;
 
   const auto& ends = model_->config().eos_token_ids;
-  // Draw() masks all these tokens until min_tokens.
+  // DrawToken() masks all these tokens until min_tokens.
   const bool eos = !stopping.ignore_eos && std::find(ends.begin(), ends.end(), id) != ends.end();
   const bool stop_id = std::find(stopping.token_ids.begin(), stopping.token_ids.end(), id) != stopping.token_ids.end();
   std::string shown;

@@ -99,6 +99,16 @@ struct Engine::Part {
   std::int64_t num_hidden;    // of the last rows
 };
 
+// The draw of an output's next token.
+struct Engine::Draw {
+  Group* group;
+  Sequence* output;
+  const float* logits;  // [vocab]
+  std::int64_t vocab;
+  absl::Status status{};  // the request's, if it must end: InvalidArgument if its grammar is too costly at this point
+  TokenLogprob token{};
+};
+
 struct Engine::Step {
   std::vector<Part> parts;
   std::vector<std::int32_t> tokens, sequence, position, page_tables, logit_rows, hidden_rows;

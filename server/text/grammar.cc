@@ -14,7 +14,8 @@ namespace nibble::text {
 
 namespace {
 
-constexpr std::size_t kBits = 32;
+constexpr std::size_t kBits = 32;  // of a word
+constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
 NibbleGrammarKind ToFfi(GrammarKind kind) {
   switch (kind) {
@@ -58,9 +59,13 @@ absl::Status GrammarFollower::Mask(std::span<float> logits) {
   for (std::size_t w = 0; w < allowed_.size(); ++w) {
     const std::uint32_t bits = allowed_[w];
     if (bits == ~std::uint32_t{0}) continue;
-    const std::size_t end = std::min(logits.size(), (w + 1) * kBits);
-    for (std::size_t i = w * kBits; i < end; ++i) {
-      if ((bits >> (i % kBits) & 1) == 0) logits[i] = -std::numeric_limits<float>::infinity();
+    const auto of_word = logits.subspan(w * kBits, std::min(kBits, logits.size() - w * kBits));
+    if (bits == 0) {  // most words, where a grammar allows few tokens
+      std::fill(of_word.begin(), of_word.end(), kMasked);
+      continue;
+    }
+    for (std::size_t i = 0; i < of_word.size(); ++i) {
+      if ((bits >> i & 1) == 0) of_word[i] = kMasked;
     }
   }
   return absl::OkStatus();
