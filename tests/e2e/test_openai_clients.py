@@ -111,6 +111,19 @@ def test_other_versions_of_openai(server, wanted, name):
     assert printed([environment(name), "-c", FLOWS.replace("ADDRESS", server.openai)]) == wanted + "\n"
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["openai1", "openai3"])
+def test_every_call_with_other_versions_of_openai(name):
+    packages = printed([environment(name), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
+    found_first = os.environ | {"PYTHONPATH": packages}
+    assert f"openai=={printed([sys.executable, '-c', 'import openai; print(openai.__version__)'], env=found_first).strip()}" in PACKAGES[name]
+    files = [f"tests/e2e/test_openai{part}.py" for part in ("", "_fine_tuning", "_tools", "_responses")]
+    result = subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "not full", "-p", "no:cacheprovider", *files], cwd=ROOT,
+                            env=found_first, text=True, capture_output=True, timeout=900)
+    assert result.returncode == 0, result.stdout
+    assert int(re.search(r"(\d+) passed", result.stdout)[1]) > 130, result.stdout
+
+
 def npm(name, packages):
     """A folder in which programs find these packages."""
     if shutil.which("npm") is None:
