@@ -92,13 +92,14 @@ release() {
   configure release -DNIBBLE_CUDA=ON -DNIBBLE_TRAINER=ON "${options[@]}" && cmake --build --preset release
 }
 e2e() {
-  if $full; then
-    # Everything is installed, so a test may be skipped only for missing hardware.
-    "$python" -m pytest -q -ra --no-skips --continue-on-collection-errors tests/e2e
-  else
-    # Three files at a time on two cores, because most tests wait for a server or a trainer about half of their time.
-    "$python" -m pytest -q -ra -n 3 --dist loadfile tests/e2e -m "not full"
-  fi
+  local options=(-q -ra) result=0
+  # With --full, everything is installed, so a test may be skipped only for missing hardware.
+  if $full; then options+=(--no-skips --continue-on-collection-errors); fi
+  # Three files at a time on two cores, because most tests wait for a server or a trainer about half of their time.
+  "$python" -m pytest "${options[@]}" -n 3 --dist loadfile tests/e2e -m "not full" || result=1
+  # Many of the others need all cores, or measure.
+  if $full; then "$python" -m pytest "${options[@]}" tests/e2e -m full || result=1; fi
+  return "$result"
 }
 # The Dockerfile's text, chart, dashboards and rules. The tests of the alerts need promtool, which the setup installs if
 # apt-get can fetch it. Tests without their tool (such as helm, which --full builds in minutes) are shown as skipped.
