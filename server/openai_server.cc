@@ -16,7 +16,7 @@ using base::StrCat;
 
 namespace {
 constexpr char kFlag[] = "--openai_address";
-constexpr std::size_t kMinBodies = 4;  // of the largest size that fit into memory together
+constexpr std::size_t kMinBodies = 4;  // bodies or answers of the largest size that fit into memory together
 }  // namespace
 
 absl::Status CheckOpenAiFlags(const AppOptions& options) {
@@ -89,12 +89,15 @@ absl::StatusOr<std::unique_ptr<OpenAiServer>> OpenAiServer::Start(const AppOptio
   gateway.count_requests = [&metrics](std::string_view route, int requests) {
     metrics.OpenAiRequests(route, requests);
   };
+  gateway.count_answer = [&metrics](std::string_view route, unsigned status) { metrics.OpenAiAnswer(route, status); };
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);  // the server limits its messages
   auto state = std::make_unique<State>(grpc.server->InProcessChannel(arguments), authority, std::move(gateway));
   http::ExchangeOptions listen{.flag = kFlag, .address = options.openai.address, .tls = nullptr, .limits = {}};
   listen.limits.max_body_bytes = static_cast<std::size_t>(options.max_receive_bytes);
   listen.limits.max_bodies_bytes = std::max(listen.limits.max_bodies_bytes, kMinBodies * listen.limits.max_body_bytes);
+  listen.limits.max_answers_bytes =
+      std::max(listen.limits.max_answers_bytes, kMinBodies * static_cast<std::size_t>(options.max_send_bytes));
   if (grpc.tls != nullptr) {
     state->certificates = std::make_unique<Certificates>(*grpc.tls);
     listen.tls = [certificates = state->certificates.get()] { return certificates->Now(); };

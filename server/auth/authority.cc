@@ -174,10 +174,11 @@ void Authority::Look() {
   }
 }
 
-void Authority::Resolve(Caller& caller) const {
-  if (!base::EqualInConstantTime(caller.forward_secret, forward_secret_)) return;
+bool Authority::Resolve(Caller& caller) const {
+  if (!base::EqualInConstantTime(caller.forward_secret, forward_secret_)) return false;
   caller.peer = std::move(caller.forward_peer);
   caller.certificate_names = std::move(caller.forward_names);
+  return true;
 }
 
 absl::StatusOr<Principal> Authority::Admit(std::string_view path, const Caller& caller) {

@@ -67,8 +67,9 @@ class Authority {
   static absl::StatusOr<std::unique_ptr<Authority>> Open(base::FileSystem& files, base::Clock& clock,
                                                          AuthorityOptions options);
 
-  // If the call was forwarded in this process, replaces `peer` and `certificate_names` by those of the client.
-  void Resolve(Caller& caller) const;
+  // If the call was forwarded in this process, replaces `peer` and `certificate_names` by those of the client and
+  // returns true.
+  bool Resolve(Caller& caller) const;
   // Counts and logs refusals.
   absl::StatusOr<Principal> Admit(std::string_view path, const Caller& caller);
   // Reads the token file now. An unusable file is logged once and changes nothing.

@@ -11,6 +11,7 @@
 
 #include "server/base/log.h"
 #include "server/base/strings.h"
+#include "server/http/client_budget.h"
 #include "server/http/connection_table.h"
 #include "server/http/exchange_session.h"
 #include "server/http/host_port.h"
@@ -33,7 +34,8 @@ struct ExchangeServer::State {
         table(
             options.limits.max_connections, [this] { spare.Refill(); }, ConnectionTable::WhenFull::kCloseIdle),
         bodies(options.limits.max_bodies_bytes),
-        streamed_bodies(options.limits.max_streamed_bodies),
+        streamed_bodies(options.limits.max_streamed_bodies, options.limits.streamed_body_patience),
+        answers(options.limits.max_answers_bytes),
         listener(*io, table, spare, [this](boost::asio::ip::tcp::socket socket) { Serve(std::move(socket)); }) {}
 
   void Serve(boost::asio::ip::tcp::socket socket);
@@ -43,8 +45,9 @@ struct ExchangeServer::State {
   ExchangeHandler& handler;
   SpareFiles spare;
   ConnectionTable table;
-  BodyBudget bodies;
-  BodyBudget streamed_bodies;
+  ClientBudget bodies;
+  ClientBudget streamed_bodies;
+  ClientBudget answers;
   std::shared_ptr<const TlsMaterial> material;         // of `context`
   std::shared_ptr<boost::asio::ssl::context> context;  // for new connections
   // Shared with the answers that handlers still hold when the server has ended.
@@ -66,7 +69,7 @@ void ExchangeServer::State::Serve(boost::asio::ip::tcp::socket socket) {
     }
     if (context == nullptr) return;  // never plain HTTP on a TLS listener
   }
-  ServeExchanges(std::move(socket), context, {options.limits, handler, table, bodies, streamed_bodies, io});
+  ServeExchanges(std::move(socket), context, {options.limits, handler, table, bodies, streamed_bodies, answers, io});
 }
 
 void ExchangeServer::State::Run() {

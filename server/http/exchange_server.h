@@ -22,9 +22,13 @@ struct ExchangeLimits {
   std::size_t max_connections = 2048;       // above this, an idle connection is closed for a new one
   std::size_t max_header_bytes = 16 << 10;  // of a request, including its first line
   std::size_t max_header_fields = 64;
-  std::size_t max_body_bytes = 4 << 20;          // of one request
-  std::size_t max_bodies_bytes = 64 << 20;       // of all bodies that are being read or wait for their handler
-  std::size_t max_streamed_bodies = 32;          // requests at a time whose bodies are streamed
+  std::size_t max_body_bytes = 4 << 20;  // of one request
+  // Limits of all requests together, which their principals share (client_budget.h).
+  std::size_t max_bodies_bytes = 64 << 20;   // of bodies that are being read or wait for their handler
+  std::size_t max_answers_bytes = 64 << 20;  // of answers that are being sent
+  std::size_t max_streamed_bodies = 32;      // requests at a time whose bodies are streamed
+  // How long a client may take for 64 KiB of a streamed body without losing its place to another.
+  absl::Duration streamed_body_patience = absl::Seconds(1);
   std::size_t max_waiting_bytes = 32 << 10;      // of a stream; Exchange::Write then returns false
   absl::Duration handshake = absl::Seconds(10);  // of TLS
   absl::Duration header = absl::Seconds(10);     // for a whole header, from its first byte

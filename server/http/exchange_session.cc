@@ -51,6 +51,7 @@ constexpr std::size_t kPieceBytes = 64 << 10;  // of a streamed body, at most
 // The kernel would otherwise take up to 4 MiB for a client that does not read, which hides it from the engine.
 constexpr int kSendBufferBytes = 256 << 10;
 constexpr std::size_t kSendBytes = 256 << 10;
+constexpr unsigned kStreamStatus = 200;
 constexpr std::size_t kLingerReadBytes = 16 << 10;
 
 std::string_view View(beast::string_view text) { return {text.data(), text.size()}; }
@@ -95,31 +96,6 @@ std::string HeadText(unsigned status, const Fields& fields) {
   return out + "\r\n";
 }
 
-// Bytes of a body that are reserved in the budget.
-class Reserved {
- public:
-  explicit Reserved(BodyBudget& budget) : budget_(budget) {}
-  ~Reserved() { Release(); }
-  Reserved(const Reserved&) = delete;
-  Reserved& operator=(const Reserved&) = delete;
-  bool Take(std::size_t bytes) {
-    if (!budget_.Take(bytes)) return false;
-    bytes_ += bytes;
-    return true;
-  }
-  // Gives back all but `bytes`.
-  void Keep(std::size_t bytes) {
-    if (bytes >= bytes_) return;
-    budget_.Give(bytes_ - bytes);
-    bytes_ = bytes;
-  }
-  void Release() { Keep(0); }
-
- private:
-  BodyBudget& budget_;
-  std::size_t bytes_ = 0;
-};
-
 // Transport: tcp::socket or TlsStream. Reads a request, gives it to the handler, writes the answer, and so on. While
 // the handler works, one read waits in the background, so that a client that closes its connection is noticed, unless
 // it has sent the beginning of its next request.
@@ -134,8 +110,9 @@ class Session final : public Connection, public std::enable_shared_from_this<Ses
         wake_(transport_.get_executor()),
         read_done_(transport_.get_executor()),
         buffer_(context.limits.max_header_bytes + kReadBytes),
-        reserved_(context.bodies),
-        streaming_(context.streamed_bodies) {
+        body_(context.bodies, *this),
+        place_of_body_(context.streamed_bodies, *this),
+        sending_(context.answers, *this) {
     Error ignored;  // a peer that has already gone has no address; the first read ends its session
     socket().set_option(tcp::no_delay(true), ignored);
     socket().set_option(asio::socket_base::send_buffer_size(kSendBufferBytes), ignored);
@@ -176,13 +153,13 @@ class Session final : public Connection, public std::enable_shared_from_this<Ses
   void PutWhole(Reply reply, bool keep_alive);
   void PutPiece(PendingAnswer::Step step);
   void PutRefusal(unsigned status, std::string_view why) {
-    const RequestHead& head = answer_ == nullptr ? head_ : answer_->head();
-    PutWhole(context_.handler.Refusal(head, status, why), /*keep_alive=*/false);
+    PutWhole(context_.handler.Refusal(head(), status, why), /*keep_alive=*/false);
   }
   void PutTooLarge(std::size_t limit) { PutRefusal(413, StrCat("the body has more than ", limit, " bytes")); }
 
   asio::awaitable<void> Linger();
   RequestHead ReadHead();
+  const RequestHead& head() const { return answer_ == nullptr ? head_ : answer_->head(); }
   // Whether the connection serves another request after this one. Not before the body has been read.
   bool keep_alive() const { return may_keep_alive_ && (!pieces_.has_value() || pieces_->is_done()); }
 
@@ -201,10 +178,11 @@ class Session final : public Connection, public std::enable_shared_from_this<Ses
   std::optional<PieceParser> pieces_;  // instead of parser_ if the body is streamed
   bool http11_ = true;
   bool may_keep_alive_ = false;
-  bool without_body_ = false;     // the answer is to HEAD
-  bool awaits_continue_ = false;  // the client sends the body after "100 Continue"
-  Reserved reserved_;             // for its body
-  Reserved streaming_;            // 1 if the body is streamed
+  bool without_body_ = false;          // the answer is to HEAD
+  bool awaits_continue_ = false;       // the client sends the body after "100 Continue"
+  ClientBudget::Share body_;           // bytes, unless the body is streamed
+  ClientBudget::Share place_of_body_;  // 1 if the body is streamed
+  ClientBudget::Share sending_;        // bytes
   RequestHead head_;
   Fields answer_fields_;  // of the current request
   std::string out_;       // one buffer: of an array of two, Beast 1.81's TLS stream sends only the first if it is small
@@ -358,18 +336,26 @@ asio::awaitable<bool> Session<Transport>::ReadBody() {
   parser_->body_limit(limit);
   if (head_.streamed_body_bytes.has_value()) co_return co_await BeginStreamedBody();
   if (parser_->is_done()) co_return true;
-  // A chunked body may have any length up to the limit.
-  if (!reserved_.Take(length ? static_cast<std::size_t>(*length) : limits.max_body_bytes)) {
-    PutRefusal(503, "too many request bodies are in memory; try again");
-    co_return co_await SendLast();
-  }
   const bool sent = co_await SendContinue();
   if (!sent) co_return false;
   SetDeadline(limits.body);
-  const auto [error, read] = co_await beast::http::async_read(transport_, buffer_, *parser_, kAwait);
-  if (closed()) co_return false;
-  reserved_.Keep(parser_->get().body().size());
-  if (!error) co_return true;
+  parser_->eager(true);
+  body_.AwaitClient();
+  Error error;
+  while (!error && !parser_->is_done()) {
+    const auto [failed, read] = co_await beast::http::async_read_some(transport_, buffer_, *parser_, kAwait);
+    if (closed()) co_return false;
+    error = failed;
+    // What a client only announces takes no memory from others.
+    if (!body_.Hold(head_.fairness_key, parser_->get().body().size())) {
+      PutRefusal(503, "too many request bodies are in memory; try again");
+      co_return co_await SendLast();
+    }
+  }
+  if (!error) {
+    body_.EndWait();
+    co_return true;
+  }
   if (error == beast::http::error::body_limit) {
     PutTooLarge(limit);
   } else if (IsHttpError(error)) {
@@ -382,7 +368,7 @@ asio::awaitable<bool> Session<Transport>::ReadBody() {
 
 template <typename Transport>
 asio::awaitable<bool> Session<Transport>::BeginStreamedBody() {
-  if (!streaming_.Take(1)) {
+  if (!place_of_body_.Hold(head_.fairness_key, 1)) {
     PutRefusal(503, "too many uploads are in progress; try again");
     co_return co_await SendLast();
   }
@@ -408,8 +394,10 @@ asio::awaitable<bool> Session<Transport>::ReadPiece() {
     body.data = piece.data();
     body.size = piece.size();
     SetDeadline(context_.limits.body);
+    place_of_body_.AwaitClient();
     const auto [error, read] = co_await beast::http::async_read(transport_, buffer_, *pieces_, kAwait);
     if (closed()) co_return false;
+    place_of_body_.EndWait();
     deadline_.expires_at(asio::steady_timer::time_point::max());
     if (error && error != beast::http::error::need_buffer) {
       answer_->Gone();
@@ -456,7 +444,7 @@ asio::awaitable<bool> Session<Transport>::Respond() {
       open = co_await ReadPiece();
       continue;
     }
-    reserved_.Release();  // the handler has read the body
+    body_.Release();  // the handler has read it
     ended = step.last;
     if (step.kind == PendingAnswer::Step::Kind::kCut) {
       Close();
@@ -474,13 +462,14 @@ asio::awaitable<bool> Session<Transport>::Respond() {
   if (!ended) answer->Gone();
   answer->Detach();
   answer_ = nullptr;
-  reserved_.Release();
-  streaming_.Release();
+  body_.Release();
+  place_of_body_.Release();
   co_return open&& keep_alive() && !closed();
 }
 
 template <typename Transport>
 void Session<Transport>::PutWhole(Reply reply, bool keep_alive) {
+  context_.handler.Answered(head(), reply.status);
   reply.fields.insert(reply.fields.end(), answer_fields_.begin(), answer_fields_.end());
   if (reply.status != 204) reply.fields.emplace_back("Content-Length", std::to_string(reply.body.size()));
   reply.fields.emplace_back("Connection", keep_alive ? "keep-alive" : "close");
@@ -492,11 +481,12 @@ template <typename Transport>
 void Session<Transport>::PutPiece(PendingAnswer::Step step) {
   out_.clear();
   if (step.kind == PendingAnswer::Step::Kind::kBegin) {
+    context_.handler.Answered(head(), kStreamStatus);
     Fields fields = std::move(step.reply.fields);
     fields.insert(fields.end(), answer_fields_.begin(), answer_fields_.end());
     if (http11_) fields.emplace_back("Transfer-Encoding", "chunked");
     fields.emplace_back("Connection", keep_alive() ? "keep-alive" : "close");
-    out_ = HeadText(200, fields);
+    out_ = HeadText(kStreamStatus, fields);
   }
   const std::string& bytes = step.reply.body;
   if (!http11_) {
@@ -510,13 +500,15 @@ void Session<Transport>::PutPiece(PendingAnswer::Step step) {
 template <typename Transport>
 asio::awaitable<bool> Session<Transport>::Send() {
   // A deadline for each piece, so that a large answer may take longer.
-  bool open = true;
+  bool open = sending_.Hold(head().fairness_key, out_.size());
   for (std::size_t sent = 0; open && sent < out_.size(); sent += kSendBytes) {
     SetDeadline(context_.limits.write);
+    sending_.AwaitClient();
     const auto piece = asio::buffer(out_.data() + sent, std::min(kSendBytes, out_.size() - sent));
     const auto [error, bytes] = co_await asio::async_write(transport_, piece, kAwait);
     open = !error;
   }
+  sending_.Release();
   out_ = {};
   if (!open) Close();
   co_return open;

@@ -155,6 +155,7 @@ void Stream::OnReadDone(bool ok) {
 }
 
 void Stream::Accept() {
+  environment().metrics.ClientRequest("kserve");
   const inference::ModelInferRequest request = std::exchange(request_, {});
   absl::StatusOr<InferCall> call = ParseInfer(request, /*may_stream=*/true);
   if (!call.ok()) return PushError(request.id(), request.model_name(), call.status());

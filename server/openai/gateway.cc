@@ -16,6 +16,7 @@
 #include "server/base/ids.h"
 #include "server/base/json.h"
 #include "server/base/mutex.h"
+#include "server/base/process_memory.h"
 #include "server/base/queue_full.h"
 #include "server/base/strings.h"
 #include "server/base/utf8.h"
@@ -44,7 +45,6 @@ constexpr std::size_t kMaxRequestIdBytes = 64;  // as rpc/call.cc
 constexpr char kJson[] = "application/json";
 constexpr std::string_view kName = "{}";  // in the path of a route
 constexpr char kChatStream[] = "nibble.v1.InferenceService/ChatStream";
-constexpr char kUnknownRoute[] = "unknown";
 
 // Whether HOST or HOST:PORT is "localhost" or an IP address.
 bool IsLocalHost(std::string host) {
@@ -199,11 +199,14 @@ Gateway::Gateway(const std::shared_ptr<grpc::Channel>& channel, auth::Authority&
       responses_(options_.responses, base::RealClock()),
       alive_(std::make_unique<Alive>()),
       parsers_(/*num_threads=*/1, /*max_waiting=*/kMaxLargeBodies) {
-  options_.count_requests(kUnknownRoute, 0);
-  for (const Route& route : Routes()) options_.count_requests(LabelOf(route), 0);
+  options_.count_requests(LabelOf(nullptr), 0);
+  for (const Route& route : Routes()) options_.count_requests(LabelOf(&route), 0);
 }
 
-std::string Gateway::LabelOf(const Route& route) { return StrCat(route.path, route.path.ends_with('/') ? "{}" : ""); }
+std::string Gateway::LabelOf(const Route* route) {
+  if (route == nullptr) return "unknown";
+  return StrCat(route->path, route->path.ends_with('/') ? "{}" : "");
+}
 
 Gateway::~Gateway() {
   parsers_.AwaitIdle();
@@ -244,7 +247,7 @@ std::optional<http::Reply> Gateway::Admit(http::RequestHead& head) {
   head.answer_fields.emplace_back("x-request-id", head.request_id);
   bool path_known = false;
   const Route* route = Find(head, &path_known);
-  options_.count_requests(route == nullptr ? kUnknownRoute : LabelOf(*route), 1);
+  options_.count_requests(LabelOf(route), 1);
   if (options_.local_host_only && !IsLocalHost(head.Field("host"))) {
     return Refusal(head, 403,
                    StrCat("Host: is \"", head.Field("host").substr(0, kMaxQuotedBytes),
@@ -314,9 +317,10 @@ void Gateway::RunOnParser(const std::shared_ptr<http::Exchange>& exchange, std::
   const std::string& principal = exchange->head().fairness_key;
   const absl::Time came = absl::Now();
   const bool accepted = parsers_.TryRun(
-      [this, task = std::move(task), came] {
+      [this, task = std::move(task), came]() mutable {
         parsers_.NoteWait(absl::Now() - came);
-        task();
+        std::exchange(task, nullptr)();
+        base::ReturnFreeMemory();  // the allocator would keep the memory of a large body
       },
       principal);
   if (!accepted) exchange->Answer(ToReply(FromStatus(base::TooManyWait(parsers_, principal))));
@@ -352,6 +356,11 @@ http::Reply Gateway::Refusal(const http::RequestHead&, unsigned status, std::str
                  .retry = status == 503};
   if (status == 404) error.code = "unknown_url";
   return ToReply(error);
+}
+
+void Gateway::Answered(const http::RequestHead& head, unsigned status) {
+  bool path_known = false;
+  options_.count_answer(LabelOf(Find(head, &path_known)), status);
 }
 
 }  // namespace nibble::openai

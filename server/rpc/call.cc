@@ -18,6 +18,7 @@ namespace {
 
 constexpr char kRequestIdKey[] = "x-request-id";
 constexpr std::string_view kServerService = "nibble.v1.ServerService";
+constexpr std::string_view kKServeService = "inference.GRPCInferenceService";
 constexpr std::string_view kTrainerService = "nibble.internal.v1.TrainerReportService";
 constexpr std::size_t kMaxRequestIdBytes = 64;
 // A client's deadline passes sooner at the client than here: the call spent time on the way, and gRPC rounds the
@@ -101,10 +102,11 @@ Call::Call(CallEnvironment& environment, grpc::CallbackServerContext* context, C
   }
   // Add before checking `draining`, so that a drain that waits for live calls sees every admitted call.
   if (EndsByItself()) environment_.live_calls.Add(context_);
+  bool forwarded = false;  // by the code of another protocol, which has counted the client's request
   if (environment_.authority != nullptr) {
     auth::Caller caller = auth::CallerOf(*context);
     caller.trainer_listener |= for_trainers;
-    environment_.authority->Resolve(caller);
+    forwarded = environment_.authority->Resolve(caller);
     peer_ = caller.peer;
     auto principal = environment_.authority->Admit(method, caller);
     admitted_ = principal.status();
@@ -116,6 +118,9 @@ Call::Call(CallEnvironment& environment, grpc::CallbackServerContext* context, C
     admitted_ = base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
   }
   environment_.metrics.RpcStarted(Name(type_), service_, method_);
+  // Of the two methods of this type, KServe's counts the requests in its stream, and the other is called by trainers.
+  if (!forwarded && type_ != CallType::kBidiStream)
+    environment_.metrics.ClientRequest(service_ == kKServeService ? "kserve" : "grpc");
 }
 
 absl::Status Call::StillWanted(absl::Duration limit) const {

@@ -81,6 +81,7 @@ inline constexpr const char* kFailureReasons[] = {
 // States of attempts that ended early, as the jobs' database spells them.
 inline constexpr const char* kEarlyEnds[] = {"CANCELLED", "FAILED", "LOST", "PAUSED", "PREEMPTED"};
 inline constexpr const char* kJobResults[] = {"SUCCEEDED", "FAILED", "CANCELLED"};
+inline constexpr const char* kProtocols[] = {"grpc", "kserve", "openai"};
 inline constexpr const char* kPhases[] = {"train", "serve", "convert"};
 
 // Makes a valid label value. Prometheus refuses the whole scrape for one value that is not UTF-8 or contains a NUL (its
@@ -123,9 +124,14 @@ struct Metrics::Families {
   NIBBLE_FAMILY(Histogram, rpc_seconds, Spread, "grpc_server_handling_seconds",
                 "Time from the start to the end of an RPC");
   NIBBLE_FAMILY(Counter, rejected, Count, "nibble_rejected_total", "Requests refused before any work, by reason");
+  NIBBLE_FAMILY(Counter, client_requests, Count, "nibble_client_requests_total",
+                "Requests of clients, by protocol (grpc, kserve, openai); calls inside the process do not count");
   NIBBLE_FAMILY(
       Counter, openai_requests, Count, "nibble_openai_requests_total",
       "Requests to the listener of OpenAI's API, by endpoint; their calls of the gRPC API are counted there too");
+  NIBBLE_FAMILY(Counter, openai_answers, Count, "nibble_openai_answers_total",
+                "Answers of the listener of OpenAI's API, by endpoint and HTTP status; a stream that fails after its "
+                "first bytes has the status 200");
   NIBBLE_FAMILY(Gauge, stored_responses, Level, "nibble_openai_stored_responses",
                 "Responses that /v1/responses keeps for its clients; absent without --openai_address");
   NIBBLE_FAMILY(Gauge, stored_response_bytes, Level, "nibble_openai_stored_response_bytes",

@@ -61,6 +61,7 @@ Metrics::Metrics(const BuildInfo& build, const KnownLabels& known) : families_(s
   f.verify_failures.Add({});
   for (const char* reason : {"QUEUE_FULL", "STREAMS_FULL", "DRAINING", "PROMPT_TOO_LONG"})
     f.rejected.Add({{"reason", reason}});
+  for (const char* protocol : kProtocols) f.client_requests.Add({{"protocol", protocol}});
   for (const char* reason : {"TOKEN_MISSING", "TOKEN_INVALID", "ROLE"}) f.auth_failures.Add({{"reason", reason}});
   for (const char* format : {"int8", "nf4"}) f.convert_seconds.Add({{"format", format}}, JobBuckets());
   for (const char* operation :
@@ -161,8 +162,19 @@ void Metrics::RpcHandled(std::string_view type, std::string_view service, std::s
 }
 
 void Metrics::Rejected(std::string_view reason) { families_->rejected.Add({{"reason", Text(reason)}}).Increment(); }
+
+void Metrics::ClientRequest(std::string_view protocol) {
+  families_->client_requests.Add({{"protocol", Text(protocol)}}).Increment();
+}
+
 void Metrics::OpenAiRequests(std::string_view route, int requests) {
+  families_->client_requests.Add({{"protocol", "openai"}}).Increment(requests);
   families_->openai_requests.Add({{"route", Text(route)}}).Increment(requests);
+  families_->openai_answers.Add({{"route", Text(route)}, {"status", "200"}});
+}
+
+void Metrics::OpenAiAnswer(std::string_view route, unsigned status) {
+  families_->openai_answers.Add({{"route", Text(route)}, {"status", std::to_string(status)}}).Increment();
 }
 
 void Metrics::SetStoredResponses(std::size_t responses, std::size_t bytes) {

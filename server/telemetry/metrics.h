@@ -76,8 +76,13 @@ class Metrics {
   void RpcHandled(std::string_view type, std::string_view service, std::string_view method, std::string_view code,
                   double seconds);
   void Rejected(std::string_view reason);
-  // Requests to the listener of OpenAI's API; `route` from the gateway's table, or "unknown". 0 creates the series.
+  // A request of a client that used this protocol: "grpc" | "kserve". OpenAiRequests() counts those of "openai".
+  void ClientRequest(std::string_view protocol);
+  // Requests to the listener of OpenAI's API; `route` from the gateway's table, or "unknown". 0 creates the series, and
+  // that of the answers with status 200.
   void OpenAiRequests(std::string_view route, int requests);
+  // An answer of that listener; `status` of HTTP.
+  void OpenAiAnswer(std::string_view route, unsigned status);
   // Of /v1/responses.
   void SetStoredResponses(std::size_t responses, std::size_t bytes);
   void AuthFailed(std::string_view reason);

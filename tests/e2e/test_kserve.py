@@ -276,6 +276,20 @@ def test_statistics_count_what_was_answered(server, client):
     assert stats.execution_count == 0 and stats.inference_stats.compute_input.ns == 0
 
 
+def test_request_counts_once_as_one_of_kserve(server, client):
+    def now():
+        metrics = server.metrics()
+        return [metrics[f'nibble_client_requests_total{{protocol="{protocol}"}}'] for protocol in ("kserve", "grpc", "openai")]
+    before = now()
+    client.infer("small", inputs(PROMPT, {"max_tokens": 2}))
+    stream = Stream(client)
+    for i in range(2):
+        stream.ask("small", str(i), PROMPT, {"max_tokens": 2}, stream=True)
+    assert stream.answers(2)[1] == []
+    client.stop_stream()
+    assert [b - a for a, b in zip(before, now())] == [3, 0, 0], "one call, and two requests in a stream"
+
+
 def test_methods_of_shared_memory_traces_and_logs_are_unimplemented(client):
     calls = [client.get_system_shared_memory_status, client.get_cuda_shared_memory_status, client.get_trace_settings,
              client.get_log_settings, client.unregister_system_shared_memory, client.unregister_cuda_shared_memory,

@@ -260,6 +260,38 @@ def test_requests_are_counted_by_endpoint_from_zero(server, client):
     assert count("unknown") == before["unknown"] + 1 and count("/detokenize") == before["/detokenize"]
 
 
+def test_answers_are_counted_by_endpoint_and_status(server, client):
+    def count(route, status):
+        return server.metrics().get(f'nibble_openai_answers_total{{route="{route}",status="{status}"}}', 0)
+    completions, unknown = "/v1/completions", "unknown"
+    before = {(route, status): count(route, status) for route, status in
+              [(completions, 200), (completions, 400), (completions, 415), (completions, 404), (unknown, 404), (unknown, 405)]}
+    client.completions.create(model="small", prompt=PROMPT, max_tokens=2)
+    for _ in client_of(server, _strict_response_validation=False).completions.create(model="small", prompt=PROMPT, max_tokens=2,
+                                                                                     stream=True):
+        pass
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model="small", prompt=PROMPT, max_tokens=-1)
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="nowhere", prompt=PROMPT)
+    for method, path in (("POST", "/v1/completions"), ("GET", "/nothing/here"), ("DELETE", "/v1/completions")):
+        raw(server, method, path)
+    more = {key: count(*key) - value for key, value in before.items()}
+    assert more == {(completions, 200): 2, (completions, 400): 1, (completions, 415): 1, (completions, 404): 1, (unknown, 404): 1,
+                    (unknown, 405): 1}
+
+
+def test_request_counts_once_as_one_of_openai(server, client):
+    def now():
+        metrics = server.metrics()
+        return [metrics[f'nibble_client_requests_total{{protocol="{protocol}"}}'] for protocol in ("openai", "grpc", "kserve")]
+    before = now()
+    client.completions.create(model="small", prompt=[PROMPT] * 3, max_tokens=2)
+    assert [b - a for a, b in zip(before, now())] == [1, 0, 0], "its calls of the gRPC API do not count"
+    server.run("models", "list")
+    assert now()[1] > before[1]
+
+
 def test_full_queue_asks_for_a_later_retry(make_server, model_directory):
     server = make_server("--openai_address", "127.0.0.1:0", "--max_running_requests", 1, "--max_waiting_requests", 0)
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
@@ -349,6 +381,7 @@ def test_body_of_a_caller_without_a_token_is_not_read(guarded):
     answer = connection.getresponse()  # before any byte of the body
     assert answer.status == 401 and answer.headers["WWW-Authenticate"] == "Bearer"
     connection.close()
+    assert guarded.server.metrics()['nibble_openai_answers_total{route="/v1/completions",status="401"}'] >= 1
 
 
 def test_new_certificate_is_served_and_loses_no_stream(guarded):

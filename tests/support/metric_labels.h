@@ -14,6 +14,9 @@ inline void TouchEveryLabel(telemetry::Metrics& metrics, std::string_view a, std
   metrics.RpcStarted(b, a, c);
   metrics.RpcHandled(b, c, a, a, 0.1);
   metrics.Rejected(a);
+  metrics.ClientRequest(c);
+  metrics.OpenAiRequests(b, 1);
+  metrics.OpenAiAnswer(a, 200);
   metrics.AuthFailed(b);
   metrics.SetKernelLaunches(b, c, {{std::string(a), 1}});
   metrics.AddKernelLaunches(c, b, a, 1);

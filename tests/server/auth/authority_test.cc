@@ -421,12 +421,12 @@ TEST_F(AuthorityTest, OnlyTheServersSecretMakesACallerAnother) {
   for (const std::string& secret : {std::string(), std::string("guess"), (*opened)->forward_secret() + "x"}) {
     Caller caller = forwarded;
     caller.forward_secret = secret;
-    (*opened)->Resolve(caller);
+    EXPECT_FALSE((*opened)->Resolve(caller));
     EXPECT_EQ(caller.peer, "inproc");
     EXPECT_EQ(Reason((*opened)->Admit("nibble.v1.ModelService/ListModels", caller).status()), "TOKEN_MISSING");
   }
   forwarded.forward_secret = (*opened)->forward_secret();
-  (*opened)->Resolve(forwarded);
+  EXPECT_TRUE((*opened)->Resolve(forwarded));
   EXPECT_EQ(forwarded.peer, "ipv4:10.0.0.1:5");
   const auto principal = (*opened)->Admit("nibble.v1.ModelService/ListModels", forwarded);
   ASSERT_TRUE(principal.ok()) << principal.status();

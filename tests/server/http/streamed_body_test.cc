@@ -212,6 +212,24 @@ TEST_F(StreamedBodyTest, StreamsAreLimitedInNumber) {
   EXPECT_EQ(third.Read().status, 200);
 }
 
+TEST_F(StreamedBodyTest, ClientThatStallsLosesItsPlaceToAnother) {
+  ExchangeLimits limits;
+  limits.max_streamed_bodies = 1;
+  limits.streamed_body_patience = absl::ZeroDuration();
+  Start(limits);
+  RawConnection first(port());
+  first.Send(Post("Expect: 100-continue\r\n" + Length(2)) + "a");
+  handler_.Next()->ReadBody([](const std::string&, bool) { ADD_FAILURE() << "the body is not complete"; });
+  EXPECT_THAT(first.ReadTo("\r\n\r\n"), HasSubstr("100 Continue"));
+  RawConnection second(port());
+  second.Send(Post(Length(1)) + "a");
+  handler_.AwaitGone();
+  const auto next = handler_.Next();
+  EXPECT_EQ(ReadAll(*next), "a");
+  next->Answer({.body = "ok"});
+  EXPECT_EQ(second.Read().status, 200);
+}
+
 TEST_F(StreamedBodyTest, FailedStreamWithoutTailIsCut) {
   Start();
   RawConnection client(port());

@@ -71,6 +71,13 @@ class KServeServiceTest : public testing_support::AppTest {
     EXPECT_TRUE(server_->GetLoad(&context, {}, &load).ok());
     return load;
   }
+  // Value of nibble_client_requests_total.
+  int Requests(const std::string& protocol) {
+    const auto scrape = client::HttpGet(base::StrCat("127.0.0.1:", app_->http_port()), "/metrics", absl::Minutes(1));
+    const std::string series = base::StrCat("nibble_client_requests_total{protocol=\"", protocol, "\"} ");
+    const std::size_t at = scrape.ok() ? scrape->body.find(series) : std::string::npos;
+    return at == std::string::npos ? -1 : std::stoi(scrape->body.substr(at + series.size()));
+  }
   // The text of nibble.v1 for greedy decoding.
   std::string Greedy(const std::string& prompt, int tokens) {
     grpc::ClientContext context;
@@ -239,6 +246,25 @@ TEST_F(KServeServiceTest, StreamAnswersSeveralRequestsAndTheirErrors) {
   EXPECT_EQ(finals,
             (std::map<std::string, int>{{"plain", 1}, {"empty", 1}, {"whole", 1}, {"wrong", 1}, {"unknown", 1}}));
   EXPECT_TRUE(after_final.empty());
+}
+
+TEST_F(KServeServiceTest, EachRequestCountsOnceAndForKServeOnly) {
+  const int grpc = Requests("grpc"), kserve = Requests("kserve");
+  inference::ModelInferResponse whole;
+  ASSERT_TRUE(
+      Ask(&GRPCInferenceService::Stub::ModelInfer, InferRequest("tiny", "a", R"({"max_tokens": 1})"), &whole).ok());
+  grpc::ClientContext context;
+  const auto stream = kserve_->ModelStreamInfer(&context);
+  for (const char* id : {"1", "2"}) ASSERT_TRUE(stream->Write(Streamed("a b", id, 2)));
+  stream->WritesDone();
+  for (ModelStreamInferResponse message; stream->Read(&message);) EXPECT_EQ(message.error_message(), "");
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(Requests("kserve"), kserve + 3) << "one call, and two requests in a stream";
+  EXPECT_EQ(Requests("grpc"), grpc) << "the calls inside the process do not count";
+  Load();
+  EXPECT_EQ(Requests("grpc"), grpc + 1);
+  EXPECT_EQ(Requests("kserve"), kserve + 3);
+  EXPECT_EQ(Requests("openai"), 0);
 }
 
 TEST_F(KServeServiceTest, FirstErrorEndsTheStreamIfTheClientAsksForThat) {

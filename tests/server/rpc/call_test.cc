@@ -1,5 +1,6 @@
 #include "server/rpc/call.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -8,7 +9,9 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
+#include <utility>
 
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
@@ -69,6 +72,23 @@ TEST_F(CallTest, CallDuringADrainIsRefusedAndNotCounted) {
   EXPECT_EQ(base::Reason(call.admitted()), "DRAINING");
   EXPECT_FALSE(call.End(call.admitted()).ok());
   EXPECT_EQ(environment_.live_calls.count(), 0u);
+}
+
+// KServe's streams count their requests themselves, and only trainers use the other stream of this type.
+TEST_F(CallTest, RequestOfAClientIsCountedByItsProtocol) {
+  for (const auto& [type, method] :
+       {std::pair(CallType::kUnary, "nibble.v1.ModelService/GetModel"),
+        std::pair(CallType::kServerStream, "nibble.v1.InferenceService/GenerateStream"),
+        std::pair(CallType::kUnary, "inference.GRPCInferenceService/ModelInfer"),
+        std::pair(CallType::kBidiStream, "inference.GRPCInferenceService/ModelStreamInfer"),
+        std::pair(CallType::kBidiStream, "nibble.internal.v1.TrainerReportService/Report")}) {
+    Call call(environment_, &context_, type, method);
+    call.End(absl::OkStatus());
+  }
+  const std::string text = metrics_.Scrape();
+  EXPECT_THAT(text, testing::HasSubstr("nibble_client_requests_total{protocol=\"grpc\"} 2\n"));
+  EXPECT_THAT(text, testing::HasSubstr("nibble_client_requests_total{protocol=\"kserve\"} 1\n"));
+  EXPECT_THAT(text, testing::HasSubstr("nibble_client_requests_total{protocol=\"openai\"} 0\n"));
 }
 
 template <typename T>

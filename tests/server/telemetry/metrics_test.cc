@@ -69,6 +69,39 @@ TEST(MetricsTest, HistogramOfAnRpcBeginsAtZeroWithItsFirstCall) {
   EXPECT_EQ(Samples(metrics.Scrape()).at("grpc_server_handling_seconds_count" + calls), 1);
 }
 
+TEST(MetricsTest, RequestsOfClientsAreCountedByProtocolFromZero) {
+  Metrics metrics({}, {});
+  const auto count = [&](const std::string& protocol) {
+    return Samples(metrics.Scrape()).at("nibble_client_requests_total{protocol=\"" + protocol + "\"}");
+  };
+  for (const char* protocol : {"grpc", "kserve", "openai"}) EXPECT_EQ(count(protocol), 0) << protocol;
+  metrics.ClientRequest("grpc");
+  metrics.ClientRequest("kserve");
+  metrics.ClientRequest("kserve");
+  metrics.OpenAiRequests("/v1/models", 0);
+  EXPECT_EQ(count("openai"), 0) << "a series was created, no request came";
+  metrics.OpenAiRequests("/v1/models", 1);
+  EXPECT_EQ(count("grpc"), 1);
+  EXPECT_EQ(count("kserve"), 2);
+  EXPECT_EQ(count("openai"), 1);
+}
+
+TEST(MetricsTest, AnswersOfOpenAiAreCountedByStatus) {
+  Metrics metrics({}, {});
+  EXPECT_THAT(metrics.Scrape(), ::testing::Not(HasSubstr("nibble_openai_answers_total{"))) << "there is no listener";
+  metrics.OpenAiRequests("/v1/models", 0);
+  const std::string good = "nibble_openai_answers_total{route=\"/v1/models\",status=\"200\"}";
+  const std::string bad = "nibble_openai_answers_total{route=\"/v1/models\",status=\"401\"}";
+  auto samples = Samples(metrics.Scrape());
+  EXPECT_EQ(samples.at(good), 0);
+  EXPECT_FALSE(samples.contains(bad)) << "an error's series begins with the first error";
+  metrics.OpenAiAnswer("/v1/models", 401);
+  metrics.OpenAiAnswer("/v1/models", 200);
+  samples = Samples(metrics.Scrape());
+  EXPECT_EQ(samples.at(good), 1);
+  EXPECT_EQ(samples.at(bad), 1);
+}
+
 // A rate needs two values: the first job's duration would be lost if its series began with it.
 TEST(MetricsTest, HistogramsOfAMethodBeginAtZeroWithItsFirstJob) {
   const std::string durations = "nibble_job_duration_seconds_count{method=\"full\",result=\"FAILED\"}";
