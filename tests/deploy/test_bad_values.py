@@ -47,7 +47,7 @@ BAD = [
     ("openai.corsOrigins.0", "https://example.org/"), ("openai.corsOrigins.0", "https://*.example.org"),
     ("openai.corsOrigins.0", "https://a.org,https://b.org"), ("openai.ingress.host", "a.org"), ("openai.ingress.hosts.0", "https://a.org"),
     ("openai.ingress.hosts.0", "a.*.org"), ("openai.ingress.className", "Nginx"), ("openai.ingress.tlsSecret", "a_b"),
-    ("openai.ingress.annotations", {"a": 1}), ("networkPolicy.openai.from.0.ipBlock.cidr", "everywhere"),
+    ("kserve.enabled", "true"), ("kserve.port", 8001), ("openai.ingress.annotations", {"a": 1}), ("networkPolicy.openai.from.0.ipBlock.cidr", "everywhere"),
     ("networkPolicy.metrics.from.0", {}), ("metrics.serviceMonitor.interval", "30"), ("metrics.prometheusRule.disabled.0", "no alert"),
     ("metrics.prometheusRule.runbookUrlPrefix", "playbooks"), ("commonLabels.team", "a b"), ("tolerations.0.operator", "In"),
 ]
@@ -138,7 +138,7 @@ TOGETHER = [
     ({"server": {"extraArgs": ["--isa=avx2", "--isa=plain"]}}, "server.extraArgs[1]"),
     ({"server": {"extraArgs": ["--insecure"]}}, "server.extraArgs[0]"),
     *(({"server": {"extraArgs": [f"--{flag}=1"]}}, "server.extraArgs[0]") for flag in
-      ("state_dir", "grpc_address", "http_address", "openai_address", "openai_cors_origins", "threads", "device", "drain_s", "job_grace_s", "import_root", "tls_cert", "tls_key",
+      ("state_dir", "grpc_address", "http_address", "openai_address", "openai_cors_origins", "kserve", "threads", "device", "drain_s", "job_grace_s", "import_root", "tls_cert", "tls_key",
        "tls_client_ca", "tls_require_client_cert", "trainer", "max_receive_bytes", "kv_tokens", "pause_grace_s", "runner",
        "trainer_templates", "kubernetes_server_name", "kubernetes_queue", "kubernetes_namespace", "kubernetes_url",
        "kubernetes_token_file", "kubernetes_ca_file", "report_address", "report_target", "report_ca", "trainer_threads")),

@@ -70,22 +70,34 @@ def meet_one_that_waits(prometheus, server):
 
 
 def ask_openai(server):
-    """Lists the models and completes a prompt over OpenAI's API. The flags of the client name certificate and token."""
+    """Lists the models and completes prompts over OpenAI's API, and sends wrong requests. The flags of the client name
+    certificate and token."""
     _, authority, _, token = server.client_flags
     connection = http.client.HTTPSConnection(server.openai, timeout=60, context=ssl.create_default_context(cafile=str(authority)))
     fields = {"Authorization": f"Bearer {pathlib.Path(token).read_text().strip()}", "Content-Type": "application/json"}
     body = json.dumps({"model": "tuned-int8-0", "prompt": "The boat", "max_tokens": 8})
-    for method, path, sent in (("GET", "/v1/models", None), ("POST", "/v1/completions", body)):
+    kept = json.dumps({"model": "tuned-int8-0", "input": "The boat", "max_output_tokens": 16})
+    for method, path, sent, wanted in (("GET", "/v1/models", None, 200), ("POST", "/v1/completions", body, 200),
+                                       ("POST", "/v1/responses", kept, 200), ("POST", "/v1/completions", "{}", 400),
+                                       ("GET", "/v1/nothing", None, 404)):
         connection.request(method, path, sent, fields)
         answer = connection.getresponse()
-        assert answer.status == 200, answer.read()
+        assert answer.status == wanted, answer.read()
         answer.read()
     connection.close()
 
 
+def ask_kserve(server):
+    """Asks over KServe's protocol whether the server is ready."""
+    _, authority, _, token = server.client_flags
+    with grpc.secure_channel(server.grpc, grpc.ssl_channel_credentials(pathlib.Path(authority).read_bytes())) as channel:
+        ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")
+        ready(b"", timeout=20, metadata=[("authorization", f"Bearer {pathlib.Path(token).read_text().strip()}")])
+
+
 def mixed_run(prometheus, server, model_directory, text_file):
-    """Makes the server import, upload, train, convert, verify, load, generate and score, also over OpenAI's API; refuse,
-    cancel and fail."""
+    """Makes the server import, upload, train, convert, verify, load, generate and score, also over OpenAI's API and KServe's
+    protocol; refuse, cancel and fail."""
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
     server.run("datasets", "upload", text_file, "--name", "page")
     server.run("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", "tuned", "--max-steps", "40",
@@ -115,7 +127,7 @@ def mixed_run(prometheus, server, model_directory, text_file):
             raise AssertionError("no request was refused")
         assert any(one.result().returncode == 0 for one in ended)
 
-    spread([lambda: ask_openai(server)] * 2)
+    spread([lambda: ask_openai(server), lambda: ask_kserve(server)] * 2)
     spread([crowd] * 2)
     meet_one_that_waits(prometheus, server)
     server.run("score", "tuned-int8-0", "--text", "He counted the boats.")
@@ -153,7 +165,7 @@ def scraped(tmp_path_factory, tool, model_directory, text_file):
                            capture_output=True, text=True, check=True).stdout
     (folder / "tokens").write_text(token)
     server = e2e.Server(folder / "state", "--tls_cert", certificate, "--tls_key", key, "--token_file", folder / "tokens",
-                        "--openai_address", "127.0.0.1:0", "--max_retries", 1, "--retry_backoff_scale", "0.01",
+                        "--openai_address", "127.0.0.1:0", "--kserve", "--max_retries", 1, "--retry_backoff_scale", "0.01",
                         "--max_running_requests", 1, "--max_waiting_requests", 1)
     server.client_flags = ["--tls-ca", authority.certificate, "--token-file", folder / "token"]
     server.start()
@@ -224,7 +236,9 @@ DESIGNED = {
     "nibble_store_errors_total": {"backend", "reason"},
     "nibble_disk_free_bytes": {"volume"},
     "nibble_worker_oom_kills_total": set(),
+    "nibble_client_requests_total": {"protocol"},
     "nibble_openai_requests_total": {"route"},
+    "nibble_openai_answers_total": {"route", "status"},
     "nibble_openai_stored_responses": set(),
     "nibble_openai_stored_response_bytes": set(),
     "nibble_auth_failures_total": {"reason"},
@@ -275,7 +289,7 @@ WORKED = ["nibble_jobs_created_total", "nibble_jobs_finished_total", "nibble_job
           "nibble_generate_requests_total", "nibble_generate_time_to_first_token_seconds_count",
           "nibble_generate_time_per_output_token_seconds_count", "nibble_generated_tokens_total", "nibble_kernel_launches_total",
           "nibble_peak_memory_bytes", "nibble_kv_cache_blocks", "nibble_store_op_duration_seconds_count", "nibble_disk_free_bytes",
-          "nibble_openai_requests_total",
+          "nibble_client_requests_total", "nibble_openai_requests_total", "nibble_openai_answers_total",
           "nibble_auth_failures_total", "nibble_rejected_total", "nibble_tls_files_ok", "nibble_token_file_ok",
           "nibble_tls_certificate_expiry_timestamp_seconds",
           "grpc_server_started_total", "grpc_server_handled_total",
