@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from test_attacks import attackers, check_beside, p99_of
+from attacks import attackers, check_beside, p99_of
 from test_limits import reason_of
 from test_message_limits import Growth, resident
 from wire import Api, message

@@ -23,9 +23,9 @@ from google.protobuf import message_factory
 
 import footprint
 import soak_clients
+from attacks import connections
 from conftest import trainers
 from soak_calls import Calls, CountedApi, Life
-from test_http_port import attack
 from test_server_kills import Traffic, attempts, check_all_there, check_database, send
 from wire import Api, pool
 from soon import settled, soon
@@ -138,7 +138,7 @@ class Soak:
         stack.callback(process.kill)
         assert process.stdout.readline() == "ready\n"
         for kind, count in HTTP_ATTACKS.items():
-            stack.enter_context(attack(self.server, kind, count))
+            stack.enter_context(connections(self.server.http, kind, count))
         return stack, process
 
     def kill_server(self, with_trainers):

@@ -4,8 +4,8 @@ import time
 import grpc
 import pytest
 
+from attacks import attackers, check_beside, p99_of
 from conftest import Server
-from test_attacks import attackers, check_beside, p99_of
 from test_limits import reason_of
 from test_security import new_token
 from wire import Api, message
