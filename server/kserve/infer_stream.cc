@@ -67,7 +67,7 @@ class Stream final : public InferStream::Reactor, public RequestOwner, public st
   }
   void OnDone() override;
 
-  void Accept();
+  void Accept(const inference::ModelInferRequest& request);
   void PushError(const std::string& id, const std::string& model, const absl::Status& status);
   void Queue(ModelStreamInferResponse message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool HasSpaceLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -145,18 +145,19 @@ void Stream::LookAtReader() {
 }
 
 void Stream::OnReadDone(bool ok) {
+  // Before reading_ is false: then another thread may begin the next read, which overwrites request_.
+  const inference::ModelInferRequest request = std::exchange(request_, {});
   {
     base::MutexLock lock(mutex_);
     reading_ = false;
     reads_done_ = !ok;
   }
-  if (ok) Accept();
+  if (ok) Accept(request);
   Advance();
 }
 
-void Stream::Accept() {
+void Stream::Accept(const inference::ModelInferRequest& request) {
   environment().metrics.ClientRequest("kserve");
-  const inference::ModelInferRequest request = std::exchange(request_, {});
   absl::StatusOr<InferCall> call = ParseInfer(request, /*may_stream=*/true);
   if (!call.ok()) return PushError(request.id(), request.model_name(), call.status());
   std::unique_ptr<RunningRequest> made = MakeRequest(shared_from_this(), *std::move(call));
