@@ -11,10 +11,9 @@ target_include_directories(nibble_flags INTERFACE ${PROJECT_SOURCE_DIR})
 if(NIBBLE_SANITIZE)
   target_compile_options(nibble_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${NIBBLE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all>)
-  # With -fsanitize, gcc warns about variables that are initialized and about reads within bounds (gcc manual,
-  # -fsanitize). The build without sanitizers has these warnings.
-  target_compile_options(nibble_flags INTERFACE
-    $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-maybe-uninitialized -Wno-array-bounds>)
+  # With -fsanitize, gcc may warn about variables that are initialized (gcc manual, -fsanitize). The build without
+  # sanitizers has this warning.
+  target_compile_options(nibble_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-maybe-uninitialized>)
   # Targets that include torch's headers (NibbleTorch.cmake sets NIBBLE_SEES_TORCH): libtorch, which is not
   # instrumented, hides the type information of some of its classes (c10::detail::ListImpl, c10::detail::DictImpl), so
   # this check would consider them different from the types in the headers.

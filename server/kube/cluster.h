@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/base/strings.h"
 
 namespace nibble::kube {
 
@@ -14,8 +15,8 @@ inline constexpr char kServiceAccount[] = "/var/run/secrets/kubernetes.io/servic
 struct ClusterAccess {
   std::string host;  // of the API server: a name or an address, an IPv6 address without brackets
   std::string port;  // 1 to 65535
-  std::string token_file = std::string(kServiceAccount) + "/token";
-  std::string ca_file = std::string(kServiceAccount) + "/ca.crt";  // PEM; may hold several certificates
+  std::string token_file = base::StrCat(kServiceAccount, "/token");
+  std::string ca_file = base::StrCat(kServiceAccount, "/ca.crt");  // PEM; may hold several certificates
   std::string name_space;
 };
 

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/base/strings.h"
 #include "server/kube/cluster.h"
 
 namespace nibble::kube {
@@ -15,8 +16,8 @@ namespace nibble::kube {
 // Where and how a pod's status is read.
 struct PodAccess {
   std::string host, port;  // of the API server
-  std::string token_file = std::string(kServiceAccount) + "/token";
-  std::string ca_file = std::string(kServiceAccount) + "/ca.crt";
+  std::string token_file = base::StrCat(kServiceAccount, "/token");
+  std::string ca_file = base::StrCat(kServiceAccount, "/ca.crt");
   std::string name_space, pod, container;
   absl::Duration timeout = absl::Seconds(5);  // of the whole request
 };

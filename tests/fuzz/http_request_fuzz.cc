@@ -48,6 +48,7 @@ constexpr char kOrigin[] = "https://app.example";
 constexpr std::size_t kMaxFileBytes = 1 << 10;
 constexpr std::size_t kMaxBodies = 6 << 10;
 constexpr std::size_t kMaxStreamed = 1;
+constexpr std::size_t kMaxAnswers = 64 << 10;
 
 // Small, so that inputs reach each of them.
 http::ExchangeLimits Limits() {
@@ -284,14 +285,14 @@ std::vector<Request> Exchange(openai::Gateway& gateway, Options options, std::st
   const auto io = std::make_shared<asio::io_context>(1);
   Handler handler(gateway, options, *io);
   http::ConnectionTable table(2);
-  http::BodyBudget bodies(kMaxBodies), streamed(kMaxStreamed);
+  http::ClientBudget bodies(kMaxBodies), streamed(kMaxStreamed), answers(kMaxAnswers);
   Client client(*io);
-  http::ServeExchanges(client.TakePeer(), nullptr, {limits, handler, table, bodies, streamed, io});
+  http::ServeExchanges(client.TakePeer(), nullptr, {limits, handler, table, bodies, streamed, answers, io});
   client.Send(bytes, piece, [&] { return handler.AnswerWaiting(); });
   client.EndInput();
   while (handler.AnswerWaiting()) client.Work();
   Expect(table.size() == 0, "the connection has ended");
-  Expect(bodies.Take(kMaxBodies) && streamed.Take(kMaxStreamed), "no memory of bodies is reserved");
+  Expect(bodies.held() == 0 && streamed.held() == 0 && answers.held() == 0, "no memory is held for requests");
   // An answer to HEAD has the length of a body, but no body.
   if (bytes.find("HEAD") == std::string_view::npos) {
     const int answers = CountAnswers(client.received(), options.answer == Answer::kCut);
