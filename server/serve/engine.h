@@ -145,8 +145,8 @@ class Engine {
   static absl::Status Logprobs(kernels::ConstMatrix rows, std::span<const std::int32_t> targets, std::int64_t top_n,
                                const kernels::Stream& stream, std::vector<TokenLogprob>* out);
   static absl::Status MaskByGrammar(const Request& request, Sequence& output, std::span<float> logits);
-  // Draws the token, and adds it to what the output's grammar follows. Runs at the same time for all outputs of a step:
-  // of the request it changes only its output's follower.
+  // Draws the token and advances the output's grammar. Runs in parallel for the outputs of a step: changes only `draw`
+  // and the output's follower.
   void DrawToken(Draw* draw) const;
   void TakeToken(Group& group, Sequence& output, const TokenLogprob& token);
 

@@ -131,9 +131,14 @@ absl::StatusOr<bool> Engine::RunOnce() {
       EndGroup(*part.group, StepFault(status), FinishReason::kCancelled);
     }
   }
-  stream_.ParallelFor(static_cast<std::int64_t>(draws.size()), 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) DrawToken(&draws[static_cast<std::size_t>(i)]);
-  });
+  // One draw per thread at a time: the pool is shared, and other models must not wait for all costly masks of a step.
+  const auto num_threads = static_cast<std::size_t>(stream_.pool == nullptr ? 1 : stream_.pool->num_threads());
+  for (std::size_t first = 0; first < draws.size(); first += num_threads) {
+    const auto at_once = std::span(draws).subspan(first, std::min(num_threads, draws.size() - first));
+    stream_.ParallelFor(static_cast<std::int64_t>(at_once.size()), 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) DrawToken(&at_once[static_cast<std::size_t>(i)]);
+    });
+  }
   for (const Draw& draw : draws) {
     if (draw.group->ended) continue;  // ended by another of its outputs
     if (draw.status.ok()) {

@@ -105,7 +105,7 @@ struct Engine::Draw {
   Sequence* output;
   const float* logits;  // [vocab]
   std::int64_t vocab;
-  absl::Status status{};  // the request's, if it must end: InvalidArgument if its grammar is too costly at this point
+  absl::Status status{};  // not OK: the request ends with it
   TokenLogprob token{};
 };
 
