@@ -1,6 +1,6 @@
 #include "server/http/client_budget.h"
 
-#include <algorithm>
+#include <utility>
 
 namespace nibble::http {
 
@@ -26,9 +26,9 @@ void ClientBudget::Share::Release() {
 }
 
 void ClientBudget::Add(Share& share, std::size_t amount) {
+  held_by_[share.principal_] += amount;  // first, because it may throw
   share.amount_ += amount;
   held_ += amount;
-  held_by_[share.principal_] += amount;
 }
 
 void ClientBudget::Subtract(Share& share, std::size_t amount) {
@@ -41,13 +41,14 @@ void ClientBudget::Subtract(Share& share, std::size_t amount) {
 }
 
 bool ClientBudget::MakeRoom(const Share& share, const std::string& principal, std::size_t more) {
-  while (const std::string* crowding = Crowding(principal, more)) {
-    Share* slowest = Slowest(*crowding, share);
-    if (slowest == nullptr) return HeldBy(principal) == share.amount_;
-    slowest->Release();  // its session ends later
-    slowest->connection_.Close();
+  while (true) {
+    const bool own_half = !principal.empty() && HeldBy(principal) + more > max_ / 2;
+    if (!own_half && held_ + more <= max_) return true;
+    Share* costliest = Costliest(own_half ? &principal : nullptr, share);
+    if (costliest == nullptr) return HeldBy(principal) == share.amount_;
+    costliest->Release();  // now, because its session ends later
+    costliest->connection_.Close();
   }
-  return true;
 }
 
 std::size_t ClientBudget::HeldBy(const std::string& principal) const {
@@ -55,27 +56,20 @@ std::size_t ClientBudget::HeldBy(const std::string& principal) const {
   return held == held_by_.end() ? 0 : held->second;
 }
 
-const std::string* ClientBudget::Crowding(const std::string& principal, std::size_t more) const {
-  if (!principal.empty() && HeldBy(principal) + more > max_ / 2) return &principal;
-  if (held_ + more <= max_) return nullptr;
-  const auto most = std::max_element(held_by_.begin(), held_by_.end(),
-                                     [](const auto& a, const auto& b) { return a.second < b.second; });
-  return most == held_by_.end() ? &principal : &most->first;
-}
-
-ClientBudget::Share* ClientBudget::Slowest(const std::string& principal, const Share& except) const {
+ClientBudget::Share* ClientBudget::Costliest(const std::string* principal, const Share& except) const {
   const auto now = std::chrono::steady_clock::now();
-  Share* slowest = nullptr;
-  double most = 0;
+  Share* costliest = nullptr;
+  std::pair<std::size_t, double> most;  // held by the principal, amount times waiting time
   for (Share* share : waiting_) {
     const std::chrono::duration<double> waited = now - share->waits_since_;
-    if (share == &except || share->amount_ == 0 || share->principal_ != principal || waited < patience_) continue;
-    const double cost = static_cast<double>(share->amount_) * waited.count();
-    if (slowest != nullptr && cost <= most) continue;
-    slowest = share;
+    if (share == &except || share->amount_ == 0 || waited < patience_) continue;
+    if (principal != nullptr && share->principal_ != *principal) continue;
+    const std::pair cost(HeldBy(share->principal_), static_cast<double>(share->amount_) * waited.count());
+    if (costliest != nullptr && cost <= most) continue;
+    costliest = share;
     most = cost;
   }
-  return slowest;
+  return costliest;
 }
 
 }  // namespace nibble::http

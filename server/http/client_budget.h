@@ -11,11 +11,10 @@
 
 namespace nibble::http {
 
-// Bytes of memory, or places, for all requests together. One principal may hold half of them; the principal "", which
-// stands for all clients of a server without tokens, may hold all. If a request needs more than is left, connections of
-// the principal that holds most are closed (of the request's own principal if its half is used up): first the one that
-// holds most for longest (amount times time) while the server waits for its client. The only request of a principal
-// always fits. One thread.
+// Limits bytes, or places, of all requests together. A principal may hold half. The principal "" (all clients of a
+// server without tokens) may hold everything. If a request needs more, the budget closes connections that keep the
+// server waiting: of the principal that holds most, or of the request's own principal if its half is used up. It begins
+// with the largest product of amount and waiting time. A principal's only request always fits. One thread.
 class ClientBudget {
  public:
   // What one request holds. The budget and the connection must outlive it.
@@ -46,6 +45,7 @@ class ClientBudget {
   // Closes no connection whose client has kept the server waiting for less than `patience`.
   explicit ClientBudget(std::size_t max, absl::Duration patience = absl::ZeroDuration())
       : max_(max), patience_(absl::ToChronoNanoseconds(patience)) {}
+  std::size_t held() const { return held_; }
   ClientBudget(const ClientBudget&) = delete;
   ClientBudget& operator=(const ClientBudget&) = delete;
 
@@ -55,15 +55,15 @@ class ClientBudget {
   // Closes connections, but not that of `share`, until its principal may hold `more`. False: it may not.
   bool MakeRoom(const Share& share, const std::string& principal, std::size_t more);
   std::size_t HeldBy(const std::string& principal) const;
-  // The principal that holds too much for `more`; nullptr: none.
-  const std::string* Crowding(const std::string& principal, std::size_t more) const;
-  Share* Slowest(const std::string& principal, const Share& except) const;
+  // Of the shares that may be closed, but not `except`: the costliest of this principal, or, with nullptr, of the
+  // principal that holds most.
+  Share* Costliest(const std::string* principal, const Share& except) const;
 
   const std::size_t max_;
   const std::chrono::nanoseconds patience_;
   std::size_t held_ = 0;
   std::map<std::string, std::size_t> held_by_;  // by principal; no value is 0
-  std::set<Share*> waiting_;                    // for their clients
+  std::set<Share*> waiting_;                    // shares whose clients keep the server waiting
 };
 
 }  // namespace nibble::http

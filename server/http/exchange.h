@@ -87,7 +87,7 @@ class ExchangeHandler {
   virtual void Handle(const std::shared_ptr<Exchange>& exchange) = 0;
   // The server itself refuses a request: malformed, too large, or too many at a time. `head` may be incomplete.
   virtual Reply Refusal(const RequestHead& head, unsigned status, std::string_view why) = 0;
-  // An answer with this status begins, also one that Refusal() gave. Not called if the client goes before that.
+  // Called when an answer begins, including one that Refusal() made; not if the client left before.
   virtual void Answered(const RequestHead& /*head*/, unsigned /*status*/) {}
 };
 

@@ -153,6 +153,9 @@ class Session final : public Connection, public std::enable_shared_from_this<Ses
   void PutWhole(Reply reply, bool keep_alive);
   void PutPiece(PendingAnswer::Step step);
   void PutRefusal(unsigned status, std::string_view why) {
+    // The rest of the request is not read into memory.
+    if (parser_.has_value()) std::string().swap(parser_->get().body());
+    body_.Release();
     PutWhole(context_.handler.Refusal(head(), status, why), /*keep_alive=*/false);
   }
   void PutTooLarge(std::size_t limit) { PutRefusal(413, StrCat("the body has more than ", limit, " bytes")); }
@@ -341,6 +344,7 @@ asio::awaitable<bool> Session<Transport>::ReadBody() {
   SetDeadline(limits.body);
   parser_->eager(true);
   body_.AwaitClient();
+  std::size_t awaited_at = 0;  // size of the body then
   Error error;
   while (!error && !parser_->is_done()) {
     const auto [failed, read] = co_await beast::http::async_read_some(transport_, buffer_, *parser_, kAwait);
@@ -348,9 +352,12 @@ asio::awaitable<bool> Session<Transport>::ReadBody() {
     error = failed;
     // What a client only announces takes no memory from others.
     if (!body_.Hold(head_.fairness_key, parser_->get().body().size())) {
-      PutRefusal(503, "too many request bodies are in memory; try again");
+      PutRefusal(429, "too many request bodies are in memory; try again");
       co_return co_await SendLast();
     }
+    if (parser_->get().body().size() - awaited_at < kPieceBytes) continue;
+    awaited_at = parser_->get().body().size();
+    body_.AwaitClient();  // the client makes progress
   }
   if (!error) {
     body_.EndWait();
@@ -369,7 +376,7 @@ asio::awaitable<bool> Session<Transport>::ReadBody() {
 template <typename Transport>
 asio::awaitable<bool> Session<Transport>::BeginStreamedBody() {
   if (!place_of_body_.Hold(head_.fairness_key, 1)) {
-    PutRefusal(503, "too many uploads are in progress; try again");
+    PutRefusal(429, "too many uploads are in progress; try again");
     co_return co_await SendLast();
   }
   pieces_.emplace(*std::move(parser_));

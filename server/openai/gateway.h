@@ -31,7 +31,7 @@ struct GatewayOptions {
   // Called with 1 for each request whose header was read, and at the start with 0 for each route. `route`: path of the
   // endpoint, "/v1/models/{}" if a name follows; "unknown" for all other paths.
   std::function<void(std::string_view route, int requests)> count_requests = [](std::string_view, int) {};
-  // Called for each answer, with a route as above.
+  // Called when an answer begins; `route` as above.
   std::function<void(std::string_view route, unsigned status)> count_answer = [](std::string_view, unsigned) {};
 };
 
@@ -62,7 +62,7 @@ class Gateway final : public http::ExchangeHandler {
   void Run(const Route& route, std::shared_ptr<Incoming> incoming, const std::string& body);
   void RunOnParser(const std::shared_ptr<http::Exchange>& exchange, std::function<void()> task);
   void CreateResponse(std::shared_ptr<Incoming> incoming, const base::Json& body);
-  // nullptr: "unknown".
+  // Label of the route; "unknown" for nullptr.
   static std::string LabelOf(const Route* route);
   static std::string AllowedMethods(std::string_view path);
   http::Fields CorsFields(const http::RequestHead& head) const;

@@ -199,7 +199,7 @@ TEST_F(StreamedBodyTest, StreamsAreLimitedInNumber) {
   const auto exchange = handler_.Next();
   {
     RawConnection second(port());
-    EXPECT_EQ(second.Ask(Post(Length(1))).status, 503);
+    EXPECT_EQ(second.Ask(Post(Length(1))).status, 429);
   }
   exchange->Answer({.body = "ok"});
   EXPECT_EQ(first.Read().status, 200);
