@@ -118,7 +118,7 @@ Call::Call(CallEnvironment& environment, grpc::CallbackServerContext* context, C
     admitted_ = base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
   }
   environment_.metrics.RpcStarted(Name(type_), service_, method_);
-  // Of the two methods of this type, KServe's counts the requests in its stream, and the other is called by trainers.
+  // Two methods are bidirectional streams: KServe's counts each request in the stream, and trainers call the other.
   if (!forwarded && type_ != CallType::kBidiStream)
     environment_.metrics.ClientRequest(service_ == kKServeService ? "kserve" : "grpc");
 }

@@ -14,8 +14,9 @@ absl::Status CheckTools(const v1::ChatInput& chat);
 // Checks tool_choice and required_tool. Errors: as above.
 absl::Status CheckToolChoice(const v1::GenerateRequest& request);
 
-// Whether an answer may have calls of tools, and whether more than one.
+// Whether the answer may call tools.
 bool MayCallTools(const v1::GenerateRequest& request);
+// Whether it may call several.
 bool CallsInParallel(const v1::GenerateRequest& request);
 
 // Whether a message has calls of tools.

@@ -126,9 +126,9 @@ struct Metrics::Families {
   NIBBLE_FAMILY(Counter, rejected, Count, "nibble_rejected_total", "Requests refused before any work, by reason");
   NIBBLE_FAMILY(Counter, client_requests, Count, "nibble_client_requests_total",
                 "Requests of clients, by protocol (grpc, kserve, openai); calls inside the process do not count");
-  NIBBLE_FAMILY(
-      Counter, openai_requests, Count, "nibble_openai_requests_total",
-      "Requests to the listener of OpenAI's API, by endpoint; their calls of the gRPC API are counted there too");
+  NIBBLE_FAMILY(Counter, openai_requests, Count, "nibble_openai_requests_total",
+                "Requests to the listener of OpenAI's API, by endpoint; the gRPC calls that they cause are in "
+                "grpc_server_started_total");
   NIBBLE_FAMILY(Counter, openai_answers, Count, "nibble_openai_answers_total",
                 "Answers of the listener of OpenAI's API, by endpoint and HTTP status; a stream that fails after its "
                 "first bytes has the status 200");

@@ -78,8 +78,8 @@ class Metrics {
   void Rejected(std::string_view reason);
   // A request of a client that used this protocol: "grpc" | "kserve". OpenAiRequests() counts those of "openai".
   void ClientRequest(std::string_view protocol);
-  // Requests to the listener of OpenAI's API; `route` from the gateway's table, or "unknown". 0 creates the series, and
-  // that of the answers with status 200.
+  // Requests to the listener of OpenAI's API; `route` from the gateway's table, or "unknown". 0 creates this series
+  // and the series of answers with status 200.
   void OpenAiRequests(std::string_view route, int requests);
   // An answer of that listener; `status` of HTTP.
   void OpenAiAnswer(std::string_view route, unsigned status);

@@ -1,4 +1,4 @@
-"""What tests of attacks by one client share (docs/faults.md, C1 to C10): attackers in processes of their own, and the
+"""Shared by tests of attacks by one client (docs/faults.md, C1 to C10): attackers in processes of their own, and the
 p99 of well-behaved clients with and without them."""
 import contextlib
 import os

@@ -20,7 +20,7 @@ class HttpApi:
         return self.connection.getresponse()
 
     def call(self, method, path, body=None, content_type="application/json"):
-        """An answer that refuses a body may come before the body is sent, with the end of the connection."""
+        """The server may refuse a body, and close the connection, before the body is sent."""
         try:
             answer = self.request(method, path, body, content_type)
             text = answer.read()

@@ -109,7 +109,7 @@ def read_closed(connections):
 
 
 def hold(address, kind, count, *arguments):
-    """`kind`: a function that returns the pieces of a connection, of which one follows every 0.4 s after those before it."""
+    """`kind`: generates the pieces that a connection sends, one every 0.4 s."""
     connections = {connect(address): (b"", kind(*arguments)) for _ in range(count)}
     time.sleep(0.2)
     print("ready", flush=True)

@@ -69,11 +69,13 @@ def test_with_no_skips_only_hardware_may_be_missing(tmp_path):
     assert "no GPU (with" not in printed
 
 
-@pytest.mark.parametrize("folder", ["tests/e2e", "tests/deploy"])
-def test_the_full_run_forbids_skips(folder):
-    lines = [line for line in (ROOT / "tests/run.sh").read_text().splitlines() if re.search(rf"pytest .*{folder}( |$)", line)]
-    full = [line for line in lines if "not full" not in line]
-    assert len(lines) == 2 and len(full) == 1 and "--no-skips" in full[0]
+@pytest.mark.parametrize("section, folder", [("e2e", "tests/e2e"), ("deployment", "tests/deploy")])
+def test_the_full_run_forbids_skips(section, folder):
+    """Runs the function of the section with a Python that prints its arguments."""
+    function = re.search(rf"^{section}\(\) {{\n.*?^}}\n", (ROOT / "tests/run.sh").read_text(), re.DOTALL | re.MULTILINE)[0]
+    runs = subprocess.run(["bash", "-euc", f"python=echo full=true\n{function}\n{section}"], capture_output=True, text=True, check=True).stdout
+    runs = [line for line in runs.splitlines() if "pytest" in line and folder in line]
+    assert runs and all("--no-skips" in run for run in runs), runs
     help_run = subprocess.run([sys.executable, "-m", "pytest", folder, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert help_run.returncode == 0 and "--no-skips" in help_run.stdout
 
