@@ -33,12 +33,12 @@ for thread in threads: thread.join()
 
 
 @contextlib.contextmanager
-def process_of(*arguments):
+def process_of(*arguments, nice=19):
     """Runs Python with these arguments, until the end of the context. The process prints "ready" when it has begun and
-    must not end by itself. It has the lowest priority, as if on a machine of its own, so that it affects others only
-    through the server."""
+    must not end by itself. By default it has the lowest priority, as if on a machine of its own, so that it affects
+    others only through the server."""
     command = [sys.executable, *map(str, arguments)]
-    with subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.nice(19)) as process:
+    with subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.nice(nice)) as process:
         try:
             assert process.stdout.readline() == "ready\n"
             yield
@@ -65,10 +65,10 @@ def http_callers(server, count, body, *token):
     return callers("HttpApi", server.openai, count, body, token)
 
 
-def connections(address, kind, count, *arguments):
-    """Runs http_attackers.py with these arguments."""
+def connections(address, kind, count, *arguments, nice=19):
+    """Runs http_attackers.py with these arguments and process_of()."""
     host, port = address.rsplit(":", 1)
-    return process_of(HERE / "http_attackers.py", host, port, kind, count, *arguments)
+    return process_of(HERE / "http_attackers.py", host, port, kind, count, *arguments, nice=nice)
 
 
 def p99_of(calls):

@@ -31,7 +31,7 @@ def p99_of_probes(server, count):
 
 def test_c3_slow_connections_do_not_hold_up_the_probes(make_server):
     server = make_server()
-    with connections(server.http, "drip", 8):
+    with connections(server.http, "drip", 8, nice=0):
         for _ in range(40):  # 4 s
             assert get(server, "/livez", timeout=5) < 1
             time.sleep(0.1)
@@ -42,7 +42,7 @@ def test_c3_slow_connections_do_not_hold_up_the_probes(make_server):
 def test_c3_probes_under_attack_take_at_most_three_times_as_long(make_server, kind, count):
     server = make_server()
     quiet = p99_of_probes(server, 200)
-    with connections(server.http, kind, count):
+    with connections(server.http, kind, count, nice=0):
         attacked = p99_of_probes(server, 300)
     print(f"{kind} {count}: p99 of /livez {quiet * 1e3:.2f} ms quiet, {attacked * 1e3:.2f} ms attacked")
     assert attacked <= 3 * max(quiet, 0.005), "two busy cores may add 5 ms to any answer"

@@ -138,7 +138,7 @@ class Soak:
         stack.callback(process.kill)
         assert process.stdout.readline() == "ready\n"
         for kind, count in HTTP_ATTACKS.items():
-            stack.enter_context(connections(self.server.http, kind, count))
+            stack.enter_context(connections(self.server.http, kind, count, nice=0))
         return stack, process
 
     def kill_server(self, with_trainers):
