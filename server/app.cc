@@ -426,13 +426,13 @@ absl::Status App::State::StartGrpc() {
   if (options.kserve) {
     kserve =
         std::make_unique<kserve::KServeService>(*call_environment, kVersion, [this] { return ready && !draining; });
-    rpc::RegisterService(metrics, kserve::kServiceName);
+    rpc::RegisterService(metrics, rpc::kKServeService);
     services.push_back(kserve.get());
   }
   NIBBLE_ASSIGN_OR_RETURN(
       grpc, StartGrpcServer(options, state->paths.trainer_socket(), *authority, services, *network_report_service));
   if (kserve == nullptr) return absl::OkStatus();
-  grpc.more_services.emplace_back(kserve::kServiceName);
+  grpc.more_services.emplace_back(rpc::kKServeService);
   grpc.SetHealth(true);
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);  // the server limits its messages

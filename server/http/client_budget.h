@@ -17,7 +17,7 @@ namespace nibble::http {
 // with the largest product of amount and waiting time. A principal's only request always fits. One thread.
 class ClientBudget {
  public:
-  // What one request holds. The budget and the connection must outlive it.
+  // The amount that one request holds. The budget and the connection must outlive it.
   class Share {
    public:
     Share(ClientBudget& budget, Connection& connection) : budget_(budget), connection_(connection) {}

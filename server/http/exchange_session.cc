@@ -153,7 +153,7 @@ class Session final : public Connection, public std::enable_shared_from_this<Ses
   void PutWhole(Reply reply, bool keep_alive);
   void PutPiece(PendingAnswer::Step step);
   void PutRefusal(unsigned status, std::string_view why) {
-    // The rest of the request is not read into memory.
+    // Frees what was read of the body, which the refusal does not need.
     if (parser_.has_value()) std::string().swap(parser_->get().body());
     body_.Release();
     PutWhole(context_.handler.Refusal(head(), status, why), /*keep_alive=*/false);
@@ -350,7 +350,7 @@ asio::awaitable<bool> Session<Transport>::ReadBody() {
     const auto [failed, read] = co_await beast::http::async_read_some(transport_, buffer_, *parser_, kAwait);
     if (closed()) co_return false;
     error = failed;
-    // What a client only announces takes no memory from others.
+    // Only bytes that have come count, not a length that the client announces.
     if (!body_.Hold(head_.fairness_key, parser_->get().body().size())) {
       PutRefusal(429, "too many request bodies are in memory; try again");
       co_return co_await SendLast();

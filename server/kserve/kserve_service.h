@@ -16,8 +16,6 @@
 
 namespace nibble::kserve {
 
-inline constexpr char kServiceName[] = "inference.GRPCInferenceService";
-
 // Thread-safe.
 class KServeService final : public inference::GRPCInferenceService::CallbackService {
  public:

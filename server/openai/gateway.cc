@@ -350,15 +350,16 @@ void Gateway::Run(const Route& route, std::shared_ptr<Incoming> incoming, const 
 }
 
 http::Reply Gateway::Refusal(const http::RequestHead&, unsigned status, std::string_view why) {
-  const bool full = status == 429;
+  if (status == 429) {
+    ApiError full = FromStatus(base::WithReason(absl::ResourceExhaustedError(std::string(why)), "QUEUE_FULL"));
+    full.retry = true;
+    return ToReply(full);
+  }
   ApiError error{.status = status,
-                 .type = full            ? "rate_limit_error"
-                         : status >= 500 ? "service_unavailable_error"
-                                         : "invalid_request_error",
+                 .type = status >= 500 ? "service_unavailable_error" : "invalid_request_error",
                  .message = std::string(why),
-                 .retry = full || status == 503};
+                 .retry = status == 503};
   if (status == 404) error.code = "unknown_url";
-  if (full) error.code = "rate_limit_exceeded";
   return ToReply(error);
 }
 

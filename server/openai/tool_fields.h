@@ -11,7 +11,7 @@ namespace nibble::openai {
 
 // `path`: name of the field in errors, without a dot at its end. All errors: InvalidArgument (FIELD_VIOLATION).
 
-// `type`, which must be "function". otherwise: the type if there is none.
+// `type`, which must be "function". `otherwise`: the type if the field is absent.
 void ReadFunctionType(JsonFields& fields, const char* otherwise);
 // name, description, parameters and strict of a function.
 void ReadFunction(JsonFields& fields, v1::Tool& tool);

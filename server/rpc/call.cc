@@ -18,7 +18,6 @@ namespace {
 
 constexpr char kRequestIdKey[] = "x-request-id";
 constexpr std::string_view kServerService = "nibble.v1.ServerService";
-constexpr std::string_view kKServeService = "inference.GRPCInferenceService";
 constexpr std::string_view kTrainerService = "nibble.internal.v1.TrainerReportService";
 constexpr std::size_t kMaxRequestIdBytes = 64;
 // A client's deadline passes sooner at the client than here: the call spent time on the way, and gRPC rounds the

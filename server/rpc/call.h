@@ -29,6 +29,9 @@ class Authority;
 
 namespace nibble::rpc {
 
+// Service of KServe's protocol (server/kserve), whose calls count as requests of that protocol.
+inline constexpr char kKServeService[] = "inference.GRPCInferenceService";
+
 // Callbacks that run when the server begins to drain. Thread-safe.
 class DrainList {
  public:

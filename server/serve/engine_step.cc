@@ -124,9 +124,9 @@ absl::StatusOr<bool> Engine::RunOnce() {
   kernels::Matrix hidden;
   NIBBLE_ASSIGN_OR_RETURN(const kernels::Matrix logits, model::RunStep(model_->config(), model_->weights(),
                                                                        pool_->view(), rows, arena_, stream_, &hidden));
-  // One request's failure must not affect the others.
   std::vector<Draw> draws;
   for (const Part& part : step.parts) {
+    // One request's failure must not affect the others.
     if (const absl::Status status = ConsumeLogits(part, logits, hidden, &draws); !status.ok()) {
       EndGroup(*part.group, StepFault(status), FinishReason::kCancelled);
     }

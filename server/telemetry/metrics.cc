@@ -170,7 +170,7 @@ void Metrics::ClientRequest(std::string_view protocol) {
 void Metrics::OpenAiRequests(std::string_view route, int requests) {
   families_->client_requests.Add({{"protocol", "openai"}}).Increment(requests);
   families_->openai_requests.Add({{"route", Text(route)}}).Increment(requests);
-  families_->openai_answers.Add({{"route", Text(route)}, {"status", "200"}});
+  if (requests == 0) families_->openai_answers.Add({{"route", Text(route)}, {"status", "200"}});
 }
 
 void Metrics::OpenAiAnswer(std::string_view route, unsigned status) {

@@ -10,6 +10,7 @@ import pytest
 import large_state
 from attacks import CALLS, check_beside, connections, http_callers, p99_of
 from conftest import Server, import_small
+from footprint import disk_bytes
 from http_api import HttpApi, expect, keep_response, upload
 from soon import soon
 from test_message_limits import Growth, resident
@@ -192,11 +193,6 @@ def test_C4_streams_of_one_key_hold_up_no_other(with_tokens):
     assert took < 60
 
 
-def folder_bytes(folder):
-    return sum(os.path.getsize(os.path.join(where, name)) for where, _, names in os.walk(folder) for name in names
-               if os.path.exists(os.path.join(where, name)))
-
-
 # A form of 10 GB; forms that are left after 5 MB of their file, with and without a length.
 CUTS = """for length, sent in ((10**10, 100), (10**8, 5_000_000), (None, 5_000_000)):
             try:
@@ -215,7 +211,7 @@ def test_C10_forms_that_never_end_hold_up_no_other_upload(with_tokens):
           http_callers(server, 4, CUTS, server.tokens["flood"])):
         attacked = p99_of(calls)
         for _ in range(100):
-            most = max(most, folder_bytes(server.state / "uploads"))
+            most = max(most, disk_bytes(server.state / "uploads"))
             time.sleep(0.05)
     print(f"peak memory: {growth.peak() / MIB:.0f} MiB above the quiet server; unfinished uploads: at most {most / MIB:.0f} MiB")
     check_beside(quiet, attacked, slack=COMPUTES)

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "client/http_get.h"
 #include "server/base/strings.h"
 #include "server/kserve/infer_stream.h"
 #include "tests/server/kserve/infer_message.h"
@@ -73,10 +72,10 @@ class KServeServiceTest : public testing_support::AppTest {
   }
   // Value of nibble_client_requests_total.
   int Requests(const std::string& protocol) {
-    const auto scrape = client::HttpGet(base::StrCat("127.0.0.1:", app_->http_port()), "/metrics", absl::Minutes(1));
+    const std::string text = Scrape();
     const std::string series = base::StrCat("nibble_client_requests_total{protocol=\"", protocol, "\"} ");
-    const std::size_t at = scrape.ok() ? scrape->body.find(series) : std::string::npos;
-    return at == std::string::npos ? -1 : std::stoi(scrape->body.substr(at + series.size()));
+    const std::size_t at = text.find(series);
+    return at == std::string::npos ? -1 : std::stoi(text.substr(at + series.size()));
   }
   // The text of nibble.v1 for greedy decoding.
   std::string Greedy(const std::string& prompt, int tokens) {
@@ -379,9 +378,7 @@ class SlowKServeClientTest : public KServeServiceTest {
   }
   // Whether a stream has ended, at the server, with this code.
   bool StreamEndedWith(const std::string& code) {
-    const auto scrape = client::HttpGet(base::StrCat("127.0.0.1:", app_->http_port()), "/metrics", absl::Minutes(1));
-    return scrape.ok() &&
-           absl::StrContains(scrape->body, base::StrCat("grpc_code=\"", code, "\",grpc_method=\"ModelStreamInfer\""));
+    return absl::StrContains(Scrape(), base::StrCat("grpc_code=\"", code, "\",grpc_method=\"ModelStreamInfer\""));
   }
   ModelInferRequest Large() {
     ModelInferRequest request =

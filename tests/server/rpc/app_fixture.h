@@ -8,6 +8,8 @@
 #include <optional>
 #include <string>
 
+#include "absl/time/time.h"
+#include "client/http_get.h"
 #include "google/longrunning/operations.grpc.pb.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
@@ -82,6 +84,13 @@ class AppTest : public testing::Test {
     inference_ = v1::InferenceService::NewStub(channel_);
     server_ = v1::ServerService::NewStub(channel_);
     operations_ = google::longrunning::Operations::NewStub(channel_);
+  }
+
+  // Text of the metrics.
+  std::string Scrape() {
+    const auto answer = client::HttpGet("127.0.0.1:" + std::to_string(app_->http_port()), "/metrics", absl::Minutes(1));
+    EXPECT_TRUE(answer.ok()) << answer.status();
+    return answer.ok() ? answer->body : "";
   }
 
   template <typename Stub, typename Request, typename Response>

@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "client/http_get.h"
 #include "nibble/internal/v1/trainer_report.grpc.pb.h"
 #include "server/auth/method_rules.h"
 #include "server/base/json.h"
@@ -94,11 +93,6 @@ class AuthServerTest : public AppTest, public ::testing::WithParamInterface<Over
   }
   grpc::Status AskAs(const std::string& name, const std::string& method) {
     return Ask(plain_, method, {{"authorization", "Bearer token-" + name}});
-  }
-
-  std::string Scrape() {
-    const auto answer = client::HttpGet(base::StrCat("127.0.0.1:", app_->http_port()), "/metrics", absl::Minutes(1));
-    return answer.ok() ? answer->body : "";
   }
 
   std::shared_ptr<grpc::Channel> plain_;

@@ -11,7 +11,6 @@
 #include <string>
 #include <thread>
 
-#include "client/http_get.h"
 #include "server/base/strings.h"
 #include "tests/server/model/files.h"
 #include "tests/server/rpc/app_fixture.h"
@@ -156,10 +155,10 @@ class ErrorDetailsTest : public AppTest {
     model::WriteBytes(path, bytes);
   }
   int VerifyFailures() {
-    const auto answer = client::HttpGet(base::StrCat("127.0.0.1:", app_->http_port()), "/metrics", absl::Minutes(1));
+    const std::string text = Scrape();
     constexpr char kCounter[] = "\nnibble_artifact_verify_failures_total ";
-    const std::size_t at = answer.ok() ? answer->body.find(kCounter) : std::string::npos;
-    return at == std::string::npos ? -1 : std::stoi(answer->body.substr(at + sizeof kCounter - 1));
+    const std::size_t at = text.find(kCounter);
+    return at == std::string::npos ? -1 : std::stoi(text.substr(at + sizeof kCounter - 1));
   }
 };
 

@@ -14,7 +14,6 @@
 #include <set>
 #include <sstream>
 
-#include "client/http_get.h"
 #include "server/base/ids.h"
 #include "server/base/json.h"
 #include "server/base/strings.h"
@@ -358,12 +357,9 @@ class HostileRequestsTest : public AppTest {
     v1::GenerateResponse generated;
     EXPECT_TRUE(Call(inference_, &v1::InferenceService::Stub::Generate, Prompt("tiny", "a", 1), &generated).ok());
     // The exposition is valid, whatever names were in the requests.
-    const auto scrape = client::HttpGet(base::StrCat("127.0.0.1:", app_->http_port()), "/metrics", absl::Minutes(1));
-    EXPECT_TRUE(scrape.ok()) << scrape.status();
-    if (scrape.ok()) {
-      EXPECT_EQ(scrape->body.find('\r'), std::string::npos);
-      EXPECT_EQ(testing_support::ExpositionFault(scrape->body), "");
-    }
+    const std::string scrape = Scrape();
+    EXPECT_EQ(scrape.find('\r'), std::string::npos);
+    EXPECT_EQ(testing_support::ExpositionFault(scrape), "");
     return jobs.jobs_size();
   }
 
