@@ -376,16 +376,15 @@ build_kubernetes() {
     "$go" build -p 1 -trimpath -ldflags "$flags" -o "$bin/$1" "k8s.io/kubernetes/cmd/$1")
 }
 
-# Kueue's program and the definitions of its types.
+# Kueue's program and the definitions of its types. Built in Kueue's own module: another module that requires Kueue would
+# need k8s.io/kubernetes, whose libraries the Go proxy does not have at the version that it names (v0.0.0).
 build_kueue() {
-  local module=$deps/kubernetes/kueue-module crds=$deps/kubernetes/kueue-crds folder
-  mkdir -p "$module" "$crds"
-  printf 'module tools\n\nrequire %s\n' "${NIBBLE_KUEUE/@/ }" >"$module/go.mod"
-  printf '//go:build tools\n\npackage tools\n\nimport _ "sigs.k8s.io/kueue/cmd/kueue"\n' >"$module/tools.go"
-  (cd "$module" && env "${go_environment[@]}" "$go" mod tidy &&
-    env "${go_environment[@]}" "$go" build -p 1 -trimpath -ldflags "-s -w" -o "$bin/kueue" \
-      sigs.k8s.io/kueue/cmd/kueue) || return 1
+  local crds=$deps/kubernetes/kueue-crds folder
   folder=$(env "${go_environment[@]}" "$go" mod download -json "$NIBBLE_KUEUE" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
+  [[ -d $folder ]] || return 1
+  (cd "$folder" && env "${go_environment[@]}" \
+    "$go" build -p 1 -mod=readonly -trimpath -ldflags "-s -w" -o "$bin/kueue" ./cmd/kueue) || return 1
+  mkdir -p "$crds"
   install -m 0644 "$folder"/config/components/crd/bases/*.yaml "$crds/"
 }
 
