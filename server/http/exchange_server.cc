@@ -100,6 +100,7 @@ absl::StatusOr<std::unique_ptr<ExchangeServer>> ExchangeServer::Start(ExchangeOp
   return std::unique_ptr<ExchangeServer>(new ExchangeServer(std::move(state)));
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): an exception ends the process, which may not go on with the thread
 ExchangeServer::~ExchangeServer() {
   // The thread ends when the last session has ended.
   boost::asio::post(*state_->io, [state = state_.get()] {

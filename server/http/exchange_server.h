@@ -56,7 +56,8 @@ class ExchangeServer {
  public:
   // Errors: InvalidArgument (address), Unavailable (cannot bind). The handler must outlive the server.
   static absl::StatusOr<std::unique_ptr<ExchangeServer>> Start(ExchangeOptions options, ExchangeHandler& handler);
-  ~ExchangeServer();  // closes all connections
+  // Closes all connections.
+  ~ExchangeServer();  // NOLINT(bugprone-exception-escape)
   ExchangeServer(const ExchangeServer&) = delete;
   ExchangeServer& operator=(const ExchangeServer&) = delete;
 

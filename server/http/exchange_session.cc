@@ -570,10 +570,10 @@ void Spawn(const std::shared_ptr<Session<Transport>>& session, const asio::any_i
 void ServeExchanges(tcp::socket socket, std::shared_ptr<asio::ssl::context> tls, SessionContext context) {
   const asio::any_io_executor executor = socket.get_executor();
   if (tls == nullptr) {
-    return Spawn(std::make_shared<Session<tcp::socket>>(context, nullptr, std::move(socket)), executor);
+    return Spawn(std::make_shared<Session<tcp::socket>>(std::move(context), nullptr, std::move(socket)), executor);
   }
   TlsStream stream(std::move(socket), *tls);
-  Spawn(std::make_shared<Session<TlsStream>>(context, std::move(tls), std::move(stream)), executor);
+  Spawn(std::make_shared<Session<TlsStream>>(std::move(context), std::move(tls), std::move(stream)), executor);
 }
 
 }  // namespace nibble::http

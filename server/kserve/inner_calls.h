@@ -61,6 +61,7 @@ struct Incoming {
 // Sends `request` by `invoke(context, request, response, done)`, which starts a call of an asynchronous stub, and gives
 // its status and the response to `then`, on one of gRPC's threads. Cancelled with the client's call.
 template <typename Response, typename Request, typename Invoke>
+// NOLINTNEXTLINE(performance-unnecessary-value-param): clang-tidy does not see the move in the template
 void CallInner(std::shared_ptr<Incoming> incoming, Request request, Invoke invoke,
                std::function<void(const std::shared_ptr<Incoming>&, const grpc::Status&, Response&)> then) {
   struct State {

@@ -133,7 +133,8 @@ class FileUpload final : public grpc::ClientWriteReactor<v1::UploadDatasetReques
       turn_ = gone ? Turn::kOver : Turn::kClient;
     }
     if (gone) return RemoveHold();
-    exchange().ReadBody([self = shared_from_this()](std::string bytes, bool last) { self->TakePiece(bytes, last); });
+    exchange().ReadBody(
+        [self = shared_from_this()](const std::string& bytes, bool last) { self->TakePiece(bytes, last); });
   }
 
   void TakePiece(std::string_view bytes, bool last) {

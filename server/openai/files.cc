@@ -77,7 +77,7 @@ http::Reply FilePage(std::vector<v1::Dataset> all, const FileQuery& query) {
 
 // The gRPC API lists datasets by name, OpenAI's API by age: so a page needs all.
 void ListFilesFrom(std::shared_ptr<Incoming> incoming, const Stubs& stubs, const std::string& page_token,
-                   std::shared_ptr<std::vector<v1::Dataset>> all, const FileQuery& query) {
+                   const std::shared_ptr<std::vector<v1::Dataset>>& all, const FileQuery& query) {
   v1::ListDatasetsRequest request;
   request.set_page_size(kDatasetsPerCall);
   request.set_page_token(page_token);

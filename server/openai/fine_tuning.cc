@@ -57,7 +57,7 @@ void AnswerJob(const std::shared_ptr<Incoming>& incoming, v1::Job& job) {
   incoming->exchange->Answer(JsonReply(base::Dump(JobJson(job))));
 }
 
-void ListJobs(std::shared_ptr<Incoming> incoming, v1::ListJobsRequest request, std::shared_ptr<PartialList> page,
+void ListJobs(std::shared_ptr<Incoming> incoming, v1::ListJobsRequest request, const std::shared_ptr<PartialList>& page,
               const Stubs& stubs) {
   request.set_page_size(static_cast<std::int32_t>(page->limit - page->data.size()));
   auto next = request;
@@ -80,8 +80,8 @@ void ListJobs(std::shared_ptr<Incoming> incoming, v1::ListJobsRequest request, s
       });
 }
 
-void ListEvents(std::shared_ptr<Incoming> incoming, v1::ListJobEventsRequest request, std::shared_ptr<PartialList> page,
-                const Stubs& stubs) {
+void ListEvents(std::shared_ptr<Incoming> incoming, v1::ListJobEventsRequest request,
+                const std::shared_ptr<PartialList>& page, const Stubs& stubs) {
   request.set_page_size(static_cast<std::int32_t>(page->limit - page->data.size()));
   auto next = request;
   CallUnary<v1::ListJobEventsResponse>(
@@ -100,7 +100,8 @@ void ListEvents(std::shared_ptr<Incoming> incoming, v1::ListJobEventsRequest req
 // `after_step`: the page begins with the checkpoints of lower steps. A job keeps so few checkpoints that the calls may
 // list those before it too.
 void ListCheckpoints(std::shared_ptr<Incoming> incoming, v1::ListCheckpointsRequest request,
-                     std::optional<std::int64_t> after_step, std::shared_ptr<PartialList> page, const Stubs& stubs) {
+                     std::optional<std::int64_t> after_step, const std::shared_ptr<PartialList>& page,
+                     const Stubs& stubs) {
   request.set_page_size(kMaxPage);
   auto next = request;
   CallUnary<v1::ListCheckpointsResponse>(

@@ -143,7 +143,7 @@ absl::StatusOr<std::string> OutputName(std::string base, const std::string& suff
 
 // Merges the extension over the spec.
 absl::Status Merge(const Json& extension, v1::JobSpec& spec) {
-  const absl::Status merged = messages::FromJson(extension, spec);
+  absl::Status merged = messages::FromJson(extension, spec);
   if (merged.ok()) return merged;
   const auto metadata = base::ReasonMetadata(merged);
   const auto field = metadata.find("field");

@@ -107,6 +107,7 @@ void Gateway::OnName(Gateway& self, std::shared_ptr<Incoming> incoming, const ba
 
 // `act` needs only the response in the path.
 template <auto act>
+// NOLINTNEXTLINE(performance-unnecessary-value-param): the type of a route's function
 void Gateway::OnResponse(Gateway& self, std::shared_ptr<Incoming> incoming, const base::Json&,
                          const std::string& name) {
   act(*incoming, name, self.responses_);
@@ -118,7 +119,7 @@ const std::vector<Gateway::Route>& Gateway::Routes() {
     if (!call.ok()) return incoming->exchange->Answer(ToReply(FromStatus(call.status())));
     RunGenerate(std::move(incoming), *std::move(call), self.stubs_, self.options_.max_answer_bytes);
   };
-  static const std::vector<Route> kRoutes = {
+  static const std::vector<Route> routes = {
       {"GET", "/v1/models", "nibble.v1.ModelService/ListModels",
        [](Gateway& self, Call incoming, const base::Json&, const std::string&) {
          ListModels(std::move(incoming), self.stubs_);
@@ -189,7 +190,7 @@ const std::vector<Gateway::Route>& Gateway::Routes() {
          TokenizerInfo(std::move(incoming), self.stubs_);
        }},
   };
-  return kRoutes;
+  return routes;
 }
 
 Gateway::Gateway(const std::shared_ptr<grpc::Channel>& channel, auth::Authority& authority, GatewayOptions options)

@@ -86,7 +86,7 @@ absl::StatusOr<Json> CheckCallOutput(JsonFields& fields, const std::string& path
   return Json{{"type", "function_call_output"},
               {"status", "completed"},
               {"call_id", *call_id},
-              {"output", output->is_string() ? *output : std::move(parts)}};
+              {"output", output->is_string() ? Json(*output) : std::move(parts)}};
 }
 
 std::string TextOfParts(const Json& content) {

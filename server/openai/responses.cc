@@ -155,7 +155,7 @@ void ListInputItems(const Incoming& incoming, const std::string& id, ResponseSto
     }
     ++begin;
   }
-  const auto end = begin + static_cast<std::ptrdiff_t>(std::min<std::size_t>(limit, items.end() - begin));
+  const auto end = begin + static_cast<std::ptrdiff_t>(std::min(limit, static_cast<std::size_t>(items.end() - begin)));
   std::string data;
   for (auto it = begin; it != end; ++it) data += StrCat(it == begin ? "" : ",", (*it)->json);
   const auto id_json = [&](auto it) { return begin == end ? Json(nullptr) : Json((*it)->id); };

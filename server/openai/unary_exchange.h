@@ -19,6 +19,7 @@ inline http::Reply JsonReply(std::string body) {
 // call. `error_of` makes the answer of an error.
 template <typename Response, typename Request, typename Invoke>
 void CallUnary(
+    // NOLINTNEXTLINE(performance-unnecessary-value-param): clang-tidy does not see the move in the template
     std::shared_ptr<Incoming> incoming, Request request, Invoke invoke,
     std::function<void(const std::shared_ptr<Incoming>&, Response&)> on_ok,
     std::function<ApiError(const grpc::Status&)> error_of = [](const grpc::Status& status) {

@@ -436,7 +436,7 @@ class KServeRolesTest : public KServeServiceTest {
     return options;
   }
   void SetUp() override {
-    AppTest::SetUp();
+    AppTest::SetUp();  // NOLINT(bugprone-parent-virtual-call): the parent imports a model without a token
     // The local credentials of the server want those of the client.
     Use(grpc::CreateChannel("127.0.0.1:" + std::to_string(app_->grpc_port()),
                             grpc::experimental::LocalCredentials(LOCAL_TCP)));

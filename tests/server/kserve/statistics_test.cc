@@ -7,15 +7,15 @@
 namespace nibble::kserve {
 namespace {
 
-const Answered kAnswered = {.began = absl::UnixEpoch() + absl::Milliseconds(1500),
-                            .took = absl::Milliseconds(9),
-                            .queued = absl::Milliseconds(2),
-                            .computed = absl::Milliseconds(6)};
+const Answered answered = {.began = absl::UnixEpoch() + absl::Milliseconds(1500),
+                           .took = absl::Milliseconds(9),
+                           .queued = absl::Milliseconds(2),
+                           .computed = absl::Milliseconds(6)};
 
 TEST(StatisticsTest, AddsCountsAndTimes) {
   Statistics statistics;
-  statistics.Succeeded("m", kAnswered);
-  statistics.Succeeded("m", kAnswered);
+  statistics.Succeeded("m", answered);
+  statistics.Succeeded("m", answered);
   statistics.Failed("m", absl::StatusCode::kCancelled, absl::Milliseconds(1));
   const inference::ModelStatistics of = statistics.Of("m");
   EXPECT_EQ(of.name(), "m");
@@ -40,7 +40,7 @@ TEST(StatisticsTest, RequestsThatReachedNoModelAreNotCounted) {
 
 TEST(StatisticsTest, InventedNamesDoNotDisplaceModels) {
   Statistics statistics;
-  statistics.Succeeded("m", kAnswered);
+  statistics.Succeeded("m", answered);
   for (std::size_t i = 0; i < 3 * Statistics::kMaxModels; ++i)
     statistics.Failed(base::StrCat("a", i), absl::StatusCode::kCancelled, absl::Milliseconds(1));
   EXPECT_EQ(statistics.Of("m").inference_count(), 1u);

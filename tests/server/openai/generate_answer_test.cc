@@ -21,8 +21,8 @@ v1::GenerateReply Reply(const std::string& text) {
   return reply;
 }
 
-const char kStart[] = R"(start { prompt_tokens: 3 weights_digest: "0123456789abcdef" })";
-const char kUsage[] = "usage { completion_tokens: 2 }";
+constexpr char kStart[] = R"(start { prompt_tokens: 3 weights_digest: "0123456789abcdef" })";
+constexpr char kUsage[] = "usage { completion_tokens: 2 }";
 
 GenerateCall Call(const std::string& body, bool chat) {
   const Json json = base::ParseJson(body).value();
@@ -156,7 +156,7 @@ TEST(GenerateAnswerTest, ScoreDropsTheGeneratedToken) {
   EXPECT_EQ(json["usage"]["completion_tokens"], 0);
 }
 
-const char kToolChat[] = R"({"model":"m","messages":[{"role":"user","content":"x"}],"stream":)";
+constexpr char kToolChat[] = R"({"model":"m","messages":[{"role":"user","content":"x"}],"stream":)";
 
 std::vector<v1::GenerateReply> RepliesWithCalls() {
   return {Reply(kStart),

@@ -20,7 +20,7 @@ absl::StatusOr<GenerateCall> Chat(const std::string& fields) {
   return ParseChat(json);
 }
 
-const char kTools[] = R"({"tools":[
+constexpr char kTools[] = R"({"tools":[
     {"type":"function","function":{"name":"now","description":"The time","strict":null,
                                    "parameters":{"type":"object","properties":{"zone":{"type":"string"}}}}},
     {"type":"function","function":{"name":"then","strict":false}}]})";

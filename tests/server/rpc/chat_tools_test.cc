@@ -83,8 +83,8 @@ TEST(ChatToolsTest, PromptsEqualThoseOfTransformers) {
   EXPECT_EQ(cases, 19);
 }
 
-const char kPlain[] = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
-const char kWithTools[] =
+constexpr char kPlain[] = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+constexpr char kWithTools[] =
     "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}{% for m in messages %}{{ m.role }}: {{ m.content }}"
     "{% if m.name %}({{ m.name }}){% endif %}"
     "{% for c in m.tool_calls or [] %}<tool_call>\n{\"name\": \"{{ c.function.name }}\", \"arguments\": "

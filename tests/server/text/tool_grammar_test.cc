@@ -28,11 +28,11 @@ ToolGrammarOptions GrammarOptions(ToolFormat format, std::map<std::string, std::
           }};
 }
 
-const char kWeather[] =
+constexpr char kWeather[] =
     R"(arguments_0: %json {"type":"object","properties":{"city":{"$ref":"#/$defs/c"}},"$defs":{"c":{"type":"string"}}})"
     "\n";
-const char kNow[] = R"(arguments_1: %json {"type":"object","properties":{},"additionalProperties":false})"
-                    "\n";
+constexpr char kNow[] = R"(arguments_1: %json {"type":"object","properties":{},"additionalProperties":false})"
+                        "\n";
 
 TEST(ToolGrammarTest, HermesCallsAreBetweenTokens) {
   const auto options = GrammarOptions(ToolFormat::kHermes, {{"<tool_call>", 7}, {"</tool_call>", 8}});

@@ -74,7 +74,7 @@ constexpr auto kHermes = ToolFormat::kHermes;
 constexpr auto kLlama3 = ToolFormat::kLlama3;
 constexpr auto kMistralList = ToolFormat::kMistralList;
 constexpr auto kMistralNamed = ToolFormat::kMistralNamed;
-const char kParis[] = R"({"city": "Parí\"s\"", "days": 2})";
+constexpr char kParis[] = R"({"city": "Parí\"s\"", "days": 2})";
 
 std::string Hermes(const std::string& object) { return "<tool_call>\n" + object + "\n</tool_call>"; }
 std::string Object(const std::string& arguments, const std::string& key = "arguments") {
