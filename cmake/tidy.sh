@@ -31,6 +31,12 @@ trap 'rm -f "$text"' EXIT
 } | sed "s|$root/||g" >"$text"
 rules=("$root/.clang-tidy")
 if [[ $source == "$root"/tests/* ]]; then rules+=("$root/tests/.clang-tidy"); fi
+# A source that CMake wrote to include four tests (NIBBLE_UNITY) is in the build folder, above which clang-tidy finds
+# only the root's rules.
+if [[ $source == */tests/*/Unity/* ]]; then
+  rules+=("$root/tests/.clang-tidy")
+  arguments=("$tool" "--config-file=$root/tests/.clang-tidy" "${arguments[@]:1}")
+fi
 key=$({ cat "$text" "${rules[@]}"; "$tool" --version; } | sha256sum | cut -d ' ' -f 1)
 [[ ! -e $cache/$key ]] || exit 0
 "${arguments[@]}"

@@ -140,14 +140,30 @@ print(pathlib.Path(importlib.util.find_spec("llama_cpp").origin).parent / "lib")
     "$python" tests/bench/peers_qlora.py "$gguf" --steps 7 --turns 2 --json "$logs/peers_qlora.json" &&
     "$python" tests/bench/peers_qlora_compiled.py --steps 7 --turns 2 --json "$logs/peers_qlora_compiled.json"
 }
-# Compiles each header alone, and the trainer, without precompiled headers. The preset clang compiles all other files
-# without them.
+# Compiles each header, and each file of the trainer and of its libraries, alone and without precompiled headers.
 ci() { configure ci && cmake --build --preset ci; }
-# clang: -Wthread-safety and clang-tidy on files that changed since they last passed; continues after a finding.
+# clang: one build for three sections, with -Wthread-safety, ASan, UBSan and the fuzz programs, and with clang-tidy on
+# files that changed since they last passed. After a finding it builds the rest, which asan and fuzz then run.
 clang() { configure clang && cmake --build --preset clang -- -k 0; }
-# sanitizer PRESET: builds and runs the unit tests. These presets build no CUDA sources, and tsan also no trainer.
-sanitizer() { configure "$1" && cmake --build --preset "$1" && cases "$1" -j 2 -LE "full|slow"; }
-fuzzers() { configure fuzz && cmake --build --preset fuzz && tests/fuzz/run.sh --seconds 60; }
+# The trainer's tests are built by gcc (preset asan), whose OpenMP is libtorch's.
+asan() {
+  local result=0 program
+  clang || result=1
+  cases clang -j 2 -LE "full|slow" || result=1
+  configure asan && cmake --build --preset asan || return 1
+  for program in trainer_test full_f32_method_test; do
+    OMP_WAIT_POLICY=passive "build/asan/bin/$program" --gtest_brief=1 || result=1
+  done
+  return "$result"
+}
+fuzzers() {
+  local result=0
+  clang || result=1
+  tests/fuzz/run.sh --seconds 60 || result=1
+  return "$result"
+}
+# Without CUDA sources and without the trainer.
+tsan() { configure tsan && cmake --build --preset tsan && cases tsan -j 2 -LE "full|slow"; }
 # Checks the format of the sources and runs shellcheck. Lints the protos and compares them with the last ten versions
 # that landed: on a branch, the versions that main had where the branch began; on main, its own versions. Ten, because
 # commits that land together are checked only once, and the newest of them may not have changed the protos, or only a
@@ -187,8 +203,8 @@ if $full; then
   section long "$said_by_ctest" cases release -L "full|slow"
   section ci 'Linking|Building|no work' ci
   section clang 'Linking|Building|no work' clang
-  section asan "$said_by_ctest" sanitizer asan
-  section tsan "$said_by_ctest" sanitizer tsan
+  section asan "$said_by_ctest" asan
+  section tsan "$said_by_ctest" tsan
   section fuzz 'runs|FOUND' fuzzers
   section lint 'clean|SC[0-9]|FAILED' lint
 fi

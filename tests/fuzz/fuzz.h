@@ -1,5 +1,5 @@
-// A fuzz target is one function over untrusted bytes. It is built twice: with libFuzzer (preset `fuzz`), which searches
-// for inputs, and with replay_main.cc (every build), which passes it the committed corpus.
+// A fuzz target is one function over untrusted bytes. It is built twice: with libFuzzer (preset `clang`), which
+// searches for inputs, and with replay_main.cc (every build), which passes it the committed corpus.
 #pragma once
 #include <cstdint>
 #include <cstdio>

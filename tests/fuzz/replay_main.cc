@@ -21,7 +21,7 @@
 namespace {
 
 constexpr unsigned kMaxSeconds = 5;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(NIBBLE_ASAN) || defined(NIBBLE_TSAN)
 constexpr bool kSanitizer = true;
 #else
 constexpr bool kSanitizer = false;
@@ -72,7 +72,7 @@ void Run(const std::vector<std::uint8_t>& bytes) {
 }  // namespace
 
 // AddressSanitizer has its own operator new and limit (set in CMakeLists.txt).
-#if !defined(__SANITIZE_ADDRESS__)
+#if !defined(NIBBLE_ASAN)
 constexpr std::size_t kMaxAllocation = std::size_t{256} << 20;
 void* operator new(std::size_t size) {
   if (size > kMaxAllocation) {

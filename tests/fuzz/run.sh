@@ -4,7 +4,7 @@
 #   tests/fuzz/run.sh [--seconds N] [--runs N] [TARGET ...]     default: 60 s per target, all targets
 #   tests/fuzz/run.sh --runs 10000000                           ten million inputs per target, without a time limit
 # The first limit reached ends a target. Prints the number of inputs of each target.
-# Needs a build of the preset `fuzz`. Findings go to build/fuzz/findings; copy each to
+# Needs a build of the preset `clang`. Findings go to build/clang/findings; copy each to
 # tests/fuzz/corpus/TARGET/found-... with the fix, so that every build replays it.
 set -euo pipefail
 
@@ -28,12 +28,12 @@ if [[ -n $runs ]]; then seconds=${seconds:-0}; fi
 seconds=${seconds:-60} runs=${runs:--1}
 if ((${#targets[@]} == 0)); then
   targets=(safetensors manifest json jsonl tokenizer job_spec gguf chat_template packed_weights metric_labels names multipart infer_request
-    http_request openai_json)
+    http_request openai_json constraint)
 fi
-work=$root/build/fuzz
+work=$root/build/clang
 mkdir -p "$work/findings" "$work/logs"
 
-# fuzz TARGET: new inputs go to build/fuzz/corpus, so that the next run continues from there.
+# fuzz TARGET: new inputs go to build/clang/corpus, so that the next run continues from there.
 fuzz() {
   local target=$1 log=$work/logs/$1.log
   mkdir -p "$work/corpus/$target"

@@ -1,4 +1,4 @@
-// Default options of the sanitizers, linked into every test of the presets asan, ubsan and tsan. Environment variables
+// Default options of the sanitizers, linked into every test of the presets clang, asan and tsan. Environment variables
 // override them. A suppression names a library that is not built here, with the reason; never our own code.
 extern "C" {
 

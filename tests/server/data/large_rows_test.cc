@@ -92,7 +92,7 @@ TEST_F(LargeRowsTest, PlainTextOfSixteenMebibytesTakesLittleMemoryAndCanBeCancel
   const auto took = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   const std::int64_t grown = growth.Stop();
   std::printf("16 MiB in one row: %.1f s, resident memory +%lld MiB\n", took, static_cast<long long>(grown / kMiB));
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !defined(NIBBLE_ASAN) && !defined(NIBBLE_TSAN)
   EXPECT_LT(grown, 400 * kMiB);
 #endif
   std::filesystem::remove(PathOf(source));
@@ -216,7 +216,7 @@ TEST_F(LargeRowsTest, LongLineIsNotReadBeforeItsTurn) {
                                               {.threads = kThreads, .cancelled = cancelled, .large_rows = &rows});
   EXPECT_TRUE(absl::IsCancelled(stopped)) << stopped;
   EXPECT_EQ(asked, 5) << "the row waited";
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !defined(NIBBLE_ASAN) && !defined(NIBBLE_TSAN)
   EXPECT_LT(most, 16 * kMiB);
 #endif
 }

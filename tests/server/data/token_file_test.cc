@@ -235,7 +235,7 @@ TEST_F(TokenFileTest, KeyChangesWithEverythingThatTokensDependOn) {
   EXPECT_FALSE(keys.insert(TokenKey(other)).second);
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !defined(NIBBLE_ASAN) && !defined(NIBBLE_TSAN)
 // T6 (docs/faults.md)
 TEST_F(TokenFileTest, MemoryDoesNotGrowWithTheData) {
   const std::string rows = ReadBytes(Source(RowFormat::kText, 200).data_path);

@@ -66,7 +66,7 @@ TEST(OneDnnLibraryTest, MultipliesEveryMixOfTypesOnEveryCpu) {
 }
 
 // Sanitizers' allocators keep freed memory.
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !defined(NIBBLE_ASAN) && !defined(NIBBLE_TSAN)
 // The machine code of a product takes 0.3 MiB. One product for every number of rows would take about 400 MiB.
 TEST(OneDnnLibraryTest, MemoryIsBoundedForAllPromptLengths) {
   constexpr std::int64_t kMaxRows = 1500;

@@ -371,7 +371,7 @@ TEST(TokenizerTest, LongRunsOfOneCharacterAreEncodedCompletely) {
 }
 
 // These tests do not run with sanitizers: AllocatedBytes() does not see their allocators.
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !defined(NIBBLE_ASAN) && !defined(NIBBLE_TSAN)
 std::string ManyWords() {
   std::string text;
   for (int i = 0; i < 2000; ++i) {  // no digits: each would be a word of its own
