@@ -30,10 +30,9 @@ trap 'rm -f "$text"' EXIT
   printf '%s\n' "${arguments[@]}"
 } | sed "s|$root/||g" >"$text"
 rules=("$root/.clang-tidy")
-if [[ $source == "$root"/tests/* ]]; then rules+=("$root/tests/.clang-tidy"); fi
 # A source that CMake wrote to include four tests (NIBBLE_UNITY) is in the build folder, above which clang-tidy finds
 # only the root's rules.
-if [[ $source == */tests/*/Unity/* ]]; then
+if [[ $source == "$root"/tests/* || $source == "$root"/build/*/tests/*/Unity/* ]]; then
   rules+=("$root/tests/.clang-tidy")
   arguments=("$tool" "--config-file=$root/tests/.clang-tidy" "${arguments[@]:1}")
 fi

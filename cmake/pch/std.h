@@ -1,6 +1,6 @@
 // Precompiled for the libraries of server/ that do not use gRPC: the headers that most of their files include. A file
-// still includes every header that it uses: the preset ci builds without precompiled headers, and fails if an include
-// is missing.
+// still includes every header that it uses: `cmake --build build/ci --target all` builds without precompiled headers,
+// and fails if an include is missing.
 #pragma once
 
 #include <algorithm>

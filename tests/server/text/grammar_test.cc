@@ -18,7 +18,6 @@ namespace nibble::text {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -235,10 +234,12 @@ TEST_F(GrammarTest, SourcesThatTakeTooMuchAreRefused) {
               AllOf(HasSubstr("more memory than allowed"), Not(HasSubstr("18446744"))));
   std::string slow;
   for (int i = 0; i < 30000; ++i) slow += "a*b?";
-  // Whichever limit it reaches first on this machine.
-  EXPECT_THAT(Refusal(GrammarKind::kRegex, slow),
-              AllOf(AnyOf(HasSubstr("more memory than allowed"), HasSubstr("takes more than 3000 ms")),
-                    Not(HasSubstr("18446744"))));
+#if defined(NIBBLE_ASAN)  // the crate is instrumented for the fuzzers, and may reach the limit of time first
+  const auto too_much = ::testing::AnyOf(HasSubstr("allowed"), HasSubstr("takes more than 3000 ms"));
+#else
+  const auto too_much = HasSubstr("allowed");
+#endif
+  EXPECT_THAT(Refusal(GrammarKind::kRegex, slow), AllOf(too_much, Not(HasSubstr("18446744"))));
   EXPECT_THAT(Refusal(GrammarKind::kRegex, std::string(GrammarSource::kMaxBytes + 1, 'a')),
               HasSubstr("wanted at most"));
   EXPECT_THAT(Refusal(GrammarKind::kJsonSchema, R"({"type": "integer", "multipleOf": 9999991})"),
