@@ -9,7 +9,53 @@
 
 namespace nibble::kernels {
 
+// A row of values, in groups of Vec::kLanes, which begin at the multiples of that number.
 template <typename Vec>
+class WholeRow {
+ public:
+  WholeRow(const float* values, std::int64_t size) : values_(values), size_(size) {}
+
+  std::int64_t size() const { return size_; }
+  float operator[](std::int64_t i) const { return values_[i]; }
+  static constexpr bool Skips(std::int64_t) { return false; }
+  // Bit l is set if the row has an element i + l.
+  std::uint32_t Lanes(std::int64_t i) const { return size_ - i >= Vec::kLanes ? 0xffffu : (1u << (size_ - i)) - 1u; }
+  // -inf after the end of the row.
+  Vec Load(std::int64_t i) const {
+    constexpr float kFill = -std::numeric_limits<float>::infinity();
+    return size_ - i >= Vec::kLanes ? Vec::Load(values_ + i)
+                                    : Vec::LoadPartial(values_ + i, static_cast<int>(size_ - i), kFill);
+  }
+
+ private:
+  const float* values_;
+  std::int64_t size_;
+};
+
+// A row in which only some elements count: element i if bit i % 32 of word i / 32 is set. The others are like -inf, and
+// groups without an element that counts may be skipped.
+template <typename Vec>
+class MaskedRow {
+ public:
+  MaskedRow(WholeRow<Vec> row, const std::uint32_t* mask) : row_(row), mask_(mask) {}
+
+  std::int64_t size() const { return row_.size(); }
+  float operator[](std::int64_t i) const {
+    return (mask_[i / 32] >> (i % 32) & 1) != 0 ? row_[i] : -std::numeric_limits<float>::infinity();
+  }
+  bool Skips(std::int64_t i) const { return Lanes(i) == 0; }
+  std::uint32_t Lanes(std::int64_t i) const { return mask_[i / 32] >> (i % 32) & row_.Lanes(i); }
+  Vec Load(std::int64_t i) const {
+    return Vec::Select(Lanes(i), row_.Load(i), Vec::Set1(-std::numeric_limits<float>::infinity()));
+  }
+
+ private:
+  WholeRow<Vec> row_;
+  const std::uint32_t* mask_;
+};
+
+// Row: WholeRow<Vec> or MaskedRow<Vec>.
+template <typename Vec, typename Row>
 struct TopSelect {
   // Nested, so that each instruction set has its own instantiations of containers of Entry.
   struct Entry {
@@ -31,18 +77,15 @@ struct TopSelect {
     return a.value > b.value || (a.value == b.value && a.id < b.id);
   }
 
-  static Vec LoadTail(const float* x, std::int64_t i, std::int64_t size) {
-    return size - i >= Vec::kLanes ? Vec::Load(x + i) : Vec::LoadPartial(x + i, static_cast<int>(size - i), -kInf);
-  }
-
-  static RowMax Max(const float* x, std::int64_t size) {
+  static RowMax Max(const Row& row) {
     RowMax best;
     std::int64_t best_block = 0;
     Vec bad = Vec::Zero();
-    for (std::int64_t block = 0; block < size; block += kBlock) {
+    for (std::int64_t block = 0; block < row.size(); block += kBlock) {
       Vec m = Vec::Set1(-kInf);
-      for (std::int64_t i = block; i < std::min(size, block + kBlock); i += Vec::kLanes) {
-        const Vec v = LoadTail(x, i, size);
+      for (std::int64_t i = block; i < std::min(row.size(), block + kBlock); i += Vec::kLanes) {
+        if (row.Skips(i)) continue;
+        const Vec v = row.Load(i);
         m = Vec::Max(m, v);
         bad = bad + Vec::SelectLess(v, Vec::Set1(kInf), Vec::Zero(), Vec::Set1(1.0f));
       }
@@ -55,21 +98,18 @@ struct TopSelect {
     best.usable = bad.ReduceMax() == 0.0f && best.value > -kInf;
     if (!best.usable) return best;
     std::int64_t i = best_block;
-    while (x[i] != best.value) ++i;
+    while (row[i] != best.value) ++i;
     best.id = static_cast<std::int32_t>(i);
     return best;
   }
 
-  static void Append(const float* x, std::int64_t i, std::uint32_t mask, std::vector<Entry>* entries) {
-    while (mask != 0) {
-      const int lane = std::countr_zero(mask);
-      mask &= mask - 1;
-      entries->push_back({x[i + lane], static_cast<std::int32_t>(i + lane)});
+  // Appends the elements i + l for which bit l of `lanes` is set.
+  static void Append(const Row& row, std::int64_t i, std::uint32_t lanes, std::vector<Entry>* entries) {
+    while (lanes != 0) {
+      const int lane = std::countr_zero(lanes);
+      lanes &= lanes - 1;
+      entries->push_back({row[i + lane], static_cast<std::int32_t>(i + lane)});
     }
-  }
-
-  static std::uint32_t ValidLanes(std::int64_t i, std::int64_t size) {
-    return size - i >= Vec::kLanes ? 0xffffu : (1u << (size - i)) - 1u;
   }
 
   static void Keep(std::vector<Entry>* entries, std::int64_t n) {
@@ -78,19 +118,20 @@ struct TopSelect {
     entries->resize(static_cast<std::size_t>(n));
   }
 
-  // The n largest, in order. x holds no NaN.
-  static std::vector<Entry> Largest(const float* x, std::int64_t size, std::int64_t n) {
-    n = std::min(n, size);
+  // The n largest of the elements that count, in order. The row holds no NaN.
+  static std::vector<Entry> Largest(const Row& row, std::int64_t n) {
+    n = std::min(n, row.size());
     std::vector<Entry> entries;
     if (n <= 0) return entries;
-    const std::int64_t capacity = std::min(size, std::max<std::int64_t>(2 * n, 256));
+    const std::int64_t capacity = std::min(row.size(), std::max<std::int64_t>(2 * n, 256));
     entries.reserve(static_cast<std::size_t>(capacity + Vec::kLanes));
     bool full = false;
     Vec threshold = Vec::Set1(-kInf);  // n-th largest so far; a later equal element has a higher id and sorts after it
-    for (std::int64_t i = 0; i < size; i += Vec::kLanes) {
-      std::uint32_t mask = ValidLanes(i, size);
-      if (full) mask &= Vec::MaskGreater(LoadTail(x, i, size), threshold);
-      Append(x, i, mask, &entries);
+    for (std::int64_t i = 0; i < row.size(); i += Vec::kLanes) {
+      if (row.Skips(i)) continue;
+      std::uint32_t lanes = row.Lanes(i);
+      if (full) lanes &= Vec::MaskGreater(row.Load(i), threshold);
+      Append(row, i, lanes, &entries);
       if (static_cast<std::int64_t>(entries.size()) >= capacity && capacity > n) {
         Keep(&entries, n);
         threshold = Vec::Set1(entries[static_cast<std::size_t>(n - 1)].value);
@@ -103,14 +144,14 @@ struct TopSelect {
   }
 
   // Appends the elements that equal the last entry and come after it.
-  static void AppendTies(const float* x, std::int64_t size, std::vector<Entry>* entries) {
+  static void AppendTies(const Row& row, std::vector<Entry>* entries) {
     const Entry last = entries->back();
     const Vec value = Vec::Set1(last.value);
-    for (std::int64_t i = last.id / Vec::kLanes * Vec::kLanes; i < size; i += Vec::kLanes) {
-      const Vec v = LoadTail(x, i, size);
-      std::uint32_t mask = ~Vec::MaskGreater(value, v) & ~Vec::MaskGreater(v, value) & ValidLanes(i, size);
-      if (i <= last.id) mask &= ~0u << (last.id - i + 1);  // ids above last.id
-      Append(x, i, mask, entries);
+    for (std::int64_t i = last.id / Vec::kLanes * Vec::kLanes; i < row.size(); i += Vec::kLanes) {
+      const Vec v = row.Load(i);
+      std::uint32_t lanes = ~Vec::MaskGreater(value, v) & ~Vec::MaskGreater(v, value) & row.Lanes(i);
+      if (i <= last.id) lanes &= ~0u << (last.id - i + 1);  // ids above last.id
+      Append(row, i, lanes, entries);
     }
   }
 };

@@ -110,6 +110,16 @@ struct Vec16Avx2 {
     return {_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
             _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
   }
+  // Lane l of x where bit l is set, otherwise of y.
+  static Vec16Avx2 Select(std::uint32_t bits, Vec16Avx2 x, Vec16Avx2 y) {
+    const __m256i all = _mm256_set1_epi32(static_cast<int>(bits));
+    const auto half = [&](__m256i bit, __m256 from_x, __m256 from_y) {
+      const __m256i set = _mm256_cmpeq_epi32(_mm256_and_si256(all, bit), bit);
+      return _mm256_blendv_ps(from_y, from_x, _mm256_castsi256_ps(set));
+    };
+    const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    return {half(bit, x.lo, y.lo), half(_mm256_slli_epi32(bit, 8), x.hi, y.hi)};
+  }
   // Bit l set where lane l of a > b.
   static std::uint32_t MaskGreater(Vec16Avx2 a, Vec16Avx2 b) {
     const int lo_mask = _mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ));

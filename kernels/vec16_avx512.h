@@ -64,6 +64,9 @@ struct Vec16Avx512 {
   static Vec16Avx512 SelectLess(Vec16Avx512 a, Vec16Avx512 b, Vec16Avx512 x, Vec16Avx512 y) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
   }
+  static Vec16Avx512 Select(std::uint32_t bits, Vec16Avx512 x, Vec16Avx512 y) {
+    return {_mm512_mask_blend_ps(static_cast<__mmask16>(bits), y.v, x.v)};
+  }
   static std::uint32_t MaskGreater(Vec16Avx512 a, Vec16Avx512 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
   void StoreCodes(std::int8_t* p) const {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));

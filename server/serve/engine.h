@@ -144,7 +144,6 @@ class Engine {
   absl::Status Score(const Part& part, std::int64_t first_position, const kernels::Matrix& logits);
   static absl::Status Logprobs(kernels::ConstMatrix rows, std::span<const std::int32_t> targets, std::int64_t top_n,
                                const kernels::Stream& stream, std::vector<TokenLogprob>* out);
-  static absl::Status MaskByGrammar(const Request& request, Sequence& output, std::span<float> logits);
   // Draws the token and advances the output's grammar. Runs in parallel for the outputs of a step: changes only `draw`
   // and the output's follower.
   void DrawToken(Draw* draw) const;

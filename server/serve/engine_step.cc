@@ -1,6 +1,8 @@
 // Engine: one step, from planning the rows to drawing the tokens.
 #include <algorithm>
 #include <limits>
+#include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "server/model/forward.h"
 #include "server/model/record.h"
 #include "server/serve/sequence.h"
+#include "server/text/grammar.h"
 
 namespace nibble::serve {
 
@@ -34,6 +37,17 @@ std::int64_t FairShare(std::vector<std::int64_t> sizes, std::int64_t rows) {
     rows -= sizes[i];
   }
   return std::numeric_limits<std::int64_t>::max();
+}
+
+// The tokens that may be next, as kernels::SampleArgs::allowed.
+absl::StatusOr<std::span<const std::uint32_t>> AllowedTokens(const std::shared_ptr<const text::Grammar>& grammar,
+                                                             std::int64_t vocab_size,
+                                                             std::unique_ptr<text::GrammarFollower>* follower) {
+  // Not before, because a follower takes memory and the request may have waited long.
+  if (*follower == nullptr) {
+    NIBBLE_ASSIGN_OR_RETURN(*follower, text::GrammarFollower::Start(grammar));
+  }
+  return (*follower)->AllowedTokens(vocab_size);
 }
 
 }  // namespace
@@ -247,14 +261,6 @@ absl::Status Engine::ConsumeLogits(const Part& part, const kernels::Matrix& logi
   return absl::OkStatus();
 }
 
-absl::Status Engine::MaskByGrammar(const Request& request, Sequence& output, std::span<float> logits) {
-  // Not before, because a follower takes memory and the request may have waited long.
-  if (output.follower == nullptr) {
-    NIBBLE_ASSIGN_OR_RETURN(output.follower, text::GrammarFollower::Start(request.grammar));
-  }
-  return output.follower->Mask(logits);
-}
-
 void Engine::DrawToken(Draw* draw) const {
   const Group& group = *draw->group;
   const Request& request = group.request;
@@ -272,19 +278,23 @@ void Engine::DrawToken(Draw* draw) const {
   std::vector<float> changed;
   kernels::ConstMatrix drawn = row;
   const bool masked = group.generated(output) < request.stopping.min_tokens;
-  if (request.penalties.any() || masked || request.grammar != nullptr) {
+  if (request.penalties.any() || masked) {
     changed.assign(draw->logits, draw->logits + draw->vocab);
     Apply(request.penalties, request.prompt, std::span(output.tokens).subspan(request.prompt.size()), changed);
-    // The masks come last, so that no bias lifts a masked token.
+    // After the penalties, so that no bias lifts a masked token.
     if (masked) MaskTokens(EndTokens(model_->config(), request.stopping), changed);
-    if (request.grammar != nullptr) {
-      draw->status = of_grammar(MaskByGrammar(request, output, changed));
-      if (!draw->status.ok()) return;
-    }
     drawn = kernels::MakeConstMatrix(changed.data(), kernels::DType::kF32, 1, draw->vocab);
   }
+  const std::uint32_t* allowed = nullptr;
+  if (request.grammar != nullptr) {
+    const auto tokens = AllowedTokens(request.grammar, draw->vocab, &output.follower);
+    draw->status = of_grammar(tokens.status());
+    if (!draw->status.ok()) return;
+    allowed = tokens->data();
+  }
   std::int32_t token = 0;
-  draw->status = of_step(kernels::Sample({.logits = drawn, .params = &params, .token = &token}, here));
+  draw->status =
+      of_step(kernels::Sample({.logits = drawn, .params = &params, .token = &token, .allowed = allowed}, here));
   if (!draw->status.ok()) return;
   draw->token.token = token;
   if (request.logprobs) {

@@ -1,7 +1,5 @@
 #include "server/text/grammar.h"
 
-#include <algorithm>
-#include <limits>
 #include <set>
 #include <string_view>
 
@@ -15,7 +13,6 @@ namespace nibble::text {
 namespace {
 
 constexpr std::size_t kBits = 32;  // of a word
-constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
 NibbleGrammarKind ToFfi(GrammarKind kind) {
   switch (kind) {
@@ -51,24 +48,12 @@ absl::StatusOr<std::unique_ptr<GrammarFollower>> GrammarFollower::Start(std::sha
 
 GrammarFollower::~GrammarFollower() { nibble_follower_free(handle_); }
 
-absl::Status GrammarFollower::Mask(std::span<float> logits) {
-  allowed_.resize((logits.size() + kBits - 1) / kBits);
+absl::StatusOr<std::span<const std::uint32_t>> GrammarFollower::AllowedTokens(std::int64_t vocab_size) {
+  allowed_.resize((static_cast<std::size_t>(vocab_size) + kBits - 1) / kBits);
   FfiBytes answer;
   const NibbleTextCode code = nibble_follower_allowed(handle_, allowed_.data(), allowed_.size(), answer.out());
   NIBBLE_RETURN_IF_ERROR(FfiStatus(code, answer));
-  for (std::size_t w = 0; w < allowed_.size(); ++w) {
-    const std::uint32_t bits = allowed_[w];
-    if (bits == ~std::uint32_t{0}) continue;
-    const auto of_word = logits.subspan(w * kBits, std::min(kBits, logits.size() - w * kBits));
-    if (bits == 0) {  // most words, where a grammar allows few tokens
-      std::fill(of_word.begin(), of_word.end(), kMasked);
-      continue;
-    }
-    for (std::size_t i = 0; i < of_word.size(); ++i) {
-      if ((bits >> i & 1) == 0) of_word[i] = kMasked;
-    }
-  }
-  return absl::OkStatus();
+  return std::span<const std::uint32_t>(allowed_);
 }
 
 absl::Status GrammarFollower::Accept(std::int32_t token) {

@@ -66,11 +66,12 @@ class GrammarFollower {
   GrammarFollower& operator=(const GrammarFollower&) = delete;
   ~GrammarFollower();
 
-  // Sets the logits of all tokens that may not be next to -inf. When the text is complete, only end tokens are left.
-  //   logits  [V]  f32, changed in place
+  // One bit per token, from the lowest bit of the first word on: the token may be next. When the text is complete, only
+  // end tokens may. Valid until the next call.
+  //   result  [ceil(vocab_size / 32)]
   // Errors: InvalidArgument (the constraint needs too much time or memory here).
-  absl::Status Mask(std::span<float> logits);
-  // Adds a token that Mask allowed to the text. Errors: as Mask.
+  absl::StatusOr<std::span<const std::uint32_t>> AllowedTokens(std::int64_t vocab_size);
+  // Adds a token that may be next to the text. Errors: as AllowedTokens.
   absl::Status Accept(std::int32_t token);
 
  private:
@@ -79,7 +80,7 @@ class GrammarFollower {
 
   NibbleFollower* const handle_;
   const std::shared_ptr<const Grammar> grammar_;
-  std::vector<std::uint32_t> allowed_;  // one bit per token
+  std::vector<std::uint32_t> allowed_;
 };
 
 // Compiles constraints for one model, and keeps the last ones. Thread-safe.

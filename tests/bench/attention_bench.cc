@@ -176,12 +176,17 @@ void AddSampling(Bench* bench) {
         {"sample T 0.8, top_k 50, top_p 0.9", {.temperature = 0.8f, .top_k = 50, .top_p = 0.9f}},
         {"sample T 1, min_p 0.05", {.temperature = 1.0f, .min_p = 0.05f}},
     };
-    for (const auto& [name, params] : cases) {
-      const auto draw = [=, p = params](std::int64_t count, const kernels::Stream& stream) {
-        kernels::SampleParams with_counter = p;
+    const auto add = [&](const std::string& name, const kernels::SampleParams& params,
+                         const std::shared_ptr<std::vector<std::uint32_t>>& allowed) {
+      const auto draw = [=](std::int64_t count, const kernels::Stream& stream) {
+        kernels::SampleParams with_counter = params;
         with_counter.counter = static_cast<std::uint64_t>(count);
         std::int32_t token = -1;
-        (void)kernels::Sample({.logits = matrix, .params = &with_counter, .token = &token}, stream);
+        (void)kernels::Sample({.logits = matrix,
+                               .params = &with_counter,
+                               .token = &token,
+                               .allowed = allowed == nullptr ? nullptr : allowed->data()},
+                              stream);
         return token;
       };
       bench->Add({.name = name + suffix,
@@ -193,7 +198,15 @@ void AddSampling(Bench* bench) {
                         return token >= 0 && token == draw(0, {}) && logits->size() > 1;
                       },
                   .run = [=](std::int64_t count) { (void)draw(count, bench->stream()); }});
-    }
+    };
+    for (const auto& [name, params] : cases) add(name, params, nullptr);
+    const auto num_words = static_cast<std::size_t>(vocabulary / 32);
+    // Without every 16th token, and with one token in 1024: like masks within and between the texts of a JSON object.
+    const auto most = std::make_shared<std::vector<std::uint32_t>>(num_words, 0xfffefffe);
+    const auto few = std::make_shared<std::vector<std::uint32_t>>(num_words);
+    for (std::size_t i = 0; i < num_words; i += 32) (*few)[i] = 1;
+    add("sample T 1, 15 of 16 tokens allowed", {.temperature = 1.0f}, most);
+    add("sample T 1, 1 of 1024 tokens allowed", {.temperature = 1.0f}, few);
     const auto gather = [=](const kernels::Stream& stream) {
       const std::int32_t target = 17;
       std::vector<float> logprob(6);

@@ -13,9 +13,11 @@
 #include "server/base/utf8.h"
 #include "server/text/grammar.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/support/token_bits.h"
 
 using nibble::fuzz::Expect;
 using nibble::fuzz::ExpectClean;
+using nibble::support::TokensOf;
 namespace text = nibble::text;
 
 namespace {
@@ -43,14 +45,10 @@ void Follow(const Fixture& fixture, const std::shared_ptr<const text::Grammar>& 
   Expect(follower.ok(), "a compiled grammar can be followed");
   std::string written;
   for (int step = 0; step < kMaxTokens; ++step) {
-    std::vector<float> logits(static_cast<std::size_t>(fixture.vocab_size));
-    const absl::Status masked = (*follower)->Mask(std::span(logits));
-    ExpectClean(masked, input);
-    if (!masked.ok()) return;  // too costly at this point
-    std::vector<std::int32_t> allowed;
-    for (std::size_t i = 0; i < logits.size(); ++i) {
-      if (logits[i] == 0) allowed.push_back(static_cast<std::int32_t>(i));
-    }
+    const auto tokens = (*follower)->AllowedTokens(fixture.vocab_size);
+    ExpectClean(tokens.status(), input);
+    if (!tokens.ok()) return;  // too costly at this point
+    const std::vector<std::int32_t> allowed = TokensOf(*tokens);
     Expect(!allowed.empty(), "a token may be next, or the grammar fails");
     seed = seed * 6364136223846793005u + 1442695040888963407u;
     const std::int32_t id = allowed[(seed >> 33) % allowed.size()];

@@ -16,6 +16,8 @@ namespace nibble::kernels {
 // the blocks' sums in f64.
 //   logits  [T, V]   f32
 //   params  [T]
+//   allowed [T, ceil(V / 32)]  u32; nullptr: all tokens. Token i may be drawn if bit i % 32 of word i / 32 is set; the
+//                    logits of the others count as -inf, whatever they hold
 //   token   [T]      i32; overwritten; -1 for a row with NaN or +inf, or without a finite logit: the other rows are
 //                    still drawn, and the error names the first such row
 // Same bits on every path.

@@ -64,8 +64,11 @@ LaunchResult SampleCpu(const SampleArgs& args, const Stream& stream) {
   const std::int64_t size = args.logits.cols;
   stream.ParallelFor(args.logits.rows, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
-      const float* x = args.logits.Row<float>(t);
-      args.token[t] = HasDistribution(x, size) ? Draw(x, size, args.params[t]) : -1;
+      std::vector<float> x(args.logits.Row<float>(t), args.logits.Row<float>(t) + size);
+      for (std::int64_t i = 0; args.allowed != nullptr && i < size; ++i) {
+        if ((args.AllowedWords(t)[i / 32] >> (i % 32) & 1) == 0) x[static_cast<std::size_t>(i)] = -kInf;
+      }
+      args.token[t] = HasDistribution(x.data(), size) ? Draw(x.data(), size, args.params[t]) : -1;
     }
   });
   return {};

@@ -24,6 +24,9 @@ struct SampleArgs {
   ConstMatrix logits;
   const SampleParams* params = nullptr;
   std::int32_t* token = nullptr;
+  const std::uint32_t* allowed = nullptr;
+
+  const std::uint32_t* AllowedWords(std::int64_t row) const { return allowed + row * ((logits.cols + 31) / 32); }
 };
 
 using SampleKernel = LaunchResult(const SampleArgs& args, const Stream& stream);

@@ -12,11 +12,12 @@
 
 namespace nibble::kernels {
 
-template <typename Vec>
+// Row: of top_select.h.
+template <typename Vec, typename Row>
 class RowSampler {
  public:
-  RowSampler(const float* logits, std::int64_t size, const SampleParams& params)
-      : x_(logits), size_(size), params_(params), max_(Select::Max(logits, size)) {}
+  RowSampler(const Row& logits, const SampleParams& params)
+      : row_(logits), params_(params), max_(Select::Max(logits)) {}
 
   bool usable() const { return max_.usable; }
 
@@ -32,7 +33,7 @@ class RowSampler {
   }
 
  private:
-  using Select = TopSelect<Vec>;
+  using Select = TopSelect<Vec, Row>;
   using Entry = typename Select::Entry;
   // cumulative: the sum of the weights e^((logit - max) / temperature) up to and including this candidate.
   struct Candidate {
@@ -44,22 +45,23 @@ class RowSampler {
   // The candidates that pass the filters, in descending order. Without a filter the list may end where its sum exceeds
   // enough_u times the total, which never happens if enough_u is 2.
   std::vector<Candidate> Candidates(double enough_u) const {
-    if (params_.top_k > 0 && params_.top_k < size_) {
-      std::vector<Entry> entries = Select::Largest(x_, size_, params_.top_k);
-      if (entries.back().value > -Select::kInf) Select::AppendTies(x_, size_, &entries);
+    if (params_.top_k > 0 && params_.top_k < row_.size()) {
+      std::vector<Entry> entries = Select::Largest(row_, params_.top_k);
+      if (entries.back().value > -Select::kInf) Select::AppendTies(row_, &entries);
       std::vector<Candidate> pool = Weigh(entries);
       Close(pool.back().cumulative, 2.0, &pool);
       return pool;
     }
     const double total = Total();
     for (std::int64_t n = 64;; n *= 16) {
-      std::vector<Candidate> prefix = Weigh(Select::Largest(x_, size_, n));
-      if (Close(total, enough_u, &prefix) || n >= size_) return prefix;
+      std::vector<Candidate> prefix = Weigh(Select::Largest(row_, n));
+      const bool whole = static_cast<std::int64_t>(prefix.size()) < n || n >= row_.size();
+      if (Close(total, enough_u, &prefix) || whole) return prefix;
     }
   }
 
   bool HasFilter() const {
-    return (params_.top_k > 0 && params_.top_k < size_) || params_.top_p < 1.0f || params_.min_p > 0.0f;
+    return (params_.top_k > 0 && params_.top_k < row_.size()) || params_.top_p < 1.0f || params_.min_p > 0.0f;
   }
 
   Vec Weights(Vec logits) const { return Exp((logits - Vec::Set1(max_.value)) / Vec::Set1(params_.temperature)); }
@@ -67,10 +69,10 @@ class RowSampler {
   // Sum of all weights: each block over 16 lanes and the fixed tree, the blocks in f64.
   double Total() const {
     double total = 0;
-    for (std::int64_t block = 0; block < size_; block += Select::kBlock) {
+    for (std::int64_t block = 0; block < row_.size(); block += Select::kBlock) {
       Vec sum = Vec::Zero();
-      for (std::int64_t i = block; i < std::min(size_, block + Select::kBlock); i += Vec::kLanes) {
-        sum = sum + Weights(Select::LoadTail(x_, i, size_));
+      for (std::int64_t i = block; i < std::min(row_.size(), block + Select::kBlock); i += Vec::kLanes) {
+        if (!row_.Skips(i)) sum = sum + Weights(row_.Load(i));  // the weights of skipped elements are 0
       }
       total += static_cast<double>(sum.ReduceSum());
     }
@@ -110,19 +112,25 @@ class RowSampler {
     return false;
   }
 
-  const float* x_;
-  std::int64_t size_;
+  const Row row_;
   const SampleParams& params_;
   typename Select::RowMax max_;
 };
+
+template <typename Vec, typename Row>
+std::int32_t DrawFrom(const Row& logits, const SampleParams& params) {
+  const RowSampler<Vec, Row> sampler(logits, params);
+  return sampler.usable() ? sampler.Draw() : -1;
+}
 
 template <typename Vec>
 LaunchResult SampleVec(const SampleArgs& args, const Stream& stream) {
   stream.ParallelFor(args.logits.rows, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
-      const float* x = static_cast<const float*>(args.logits.data) + t * args.logits.stride;
-      const RowSampler<Vec> sampler(x, args.logits.cols, args.params[t]);
-      args.token[t] = sampler.usable() ? sampler.Draw() : -1;
+      const WholeRow<Vec> row(static_cast<const float*>(args.logits.data) + t * args.logits.stride, args.logits.cols);
+      args.token[t] = args.allowed == nullptr
+                          ? DrawFrom<Vec>(row, args.params[t])
+                          : DrawFrom<Vec>(MaskedRow<Vec>(row, args.AllowedWords(t)), args.params[t]);
     }
   });
   return {};

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <string>
@@ -20,6 +21,7 @@
 #include "server/model/file_names.h"
 #include "server/model/weight_source.h"
 #include "server/text/grammar.h"
+#include "tests/support/token_bits.h"
 
 namespace nibble::text {
 namespace {
@@ -47,18 +49,15 @@ Output Draw(const std::shared_ptr<const Grammar>& grammar, const Tokenizer& toke
   Output output;
   auto follower = GrammarFollower::Start(grammar);
   if (!follower.ok()) return output;
-  std::vector<float> logits;
   for (int step = 0; step < kMaxTokens; ++step) {
-    logits.assign(static_cast<std::size_t>(vocab_size), 0);
     const auto begin = Clock::now();
-    if (!(*follower)->Mask(std::span(logits)).ok()) return output;
+    const auto tokens = (*follower)->AllowedTokens(vocab_size);
+    if (!tokens.ok()) return output;
     times.masks_us.push_back(Microseconds(Clock::now() - begin));
-    std::vector<std::int32_t> allowed, closing;
-    for (std::int32_t id = 0; id < vocab_size; ++id) {
-      if (logits[static_cast<std::size_t>(id)] != 0) continue;
-      allowed.push_back(id);
-      if (closes[static_cast<std::size_t>(id)]) closing.push_back(id);
-    }
+    const std::vector<std::int32_t> allowed = support::TokensOf(*tokens);
+    std::vector<std::int32_t> closing;
+    std::copy_if(allowed.begin(), allowed.end(), std::back_inserter(closing),
+                 [&](std::int32_t id) { return closes[static_cast<std::size_t>(id)]; });
     const bool close = !closing.empty() && random() % kTokensUntilClosing < static_cast<std::uint64_t>(step);
     const std::vector<std::int32_t>& from = close ? closing : allowed;
     if (from.empty()) return output;

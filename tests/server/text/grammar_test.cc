@@ -13,6 +13,7 @@
 #include "server/text/stream_decoder.h"
 #include "server/text/tool_grammar.h"
 #include "tests/server/text/golden.h"
+#include "tests/support/token_bits.h"
 
 namespace nibble::text {
 namespace {
@@ -50,14 +51,9 @@ class GrammarTest : public ::testing::Test {
 
   // The tokens that may be next.
   std::vector<std::int32_t> Allowed(GrammarFollower& follower) {
-    std::vector<float> logits(static_cast<std::size_t>(vocab_size_));
-    const absl::Status status = follower.Mask(std::span(logits));
-    EXPECT_TRUE(status.ok()) << status;
-    std::vector<std::int32_t> ids;
-    for (std::size_t i = 0; i < logits.size(); ++i) {
-      if (logits[i] == 0) ids.push_back(static_cast<std::int32_t>(i));
-    }
-    return ids;
+    const auto allowed = follower.AllowedTokens(vocab_size_);
+    EXPECT_TRUE(allowed.ok()) << allowed.status();
+    return allowed.ok() ? support::TokensOf(*allowed) : std::vector<std::int32_t>();
   }
   // Whether the grammar allows the text, and then its end. Where only one text can follow, it allows only the
   // tokenizer's own tokens, so each step takes the longest allowed token.
@@ -258,11 +254,11 @@ TEST_F(GrammarTest, ComplementsOfNestedTerminalsEndSoon) {
   if (!compiled.ok()) return;
   auto follower = GrammarFollower::Start(*compiled);
   ASSERT_TRUE(follower.ok());
-  std::vector<float> logits(static_cast<std::size_t>(vocab_size_));
-  for (int i = 0; i < 20 && (*follower)->Mask(std::span(logits)).ok(); ++i) {
-    const auto next = std::find(logits.begin(), logits.end(), 0.0f);
-    if (next == logits.end() || !(*follower)->Accept(static_cast<std::int32_t>(next - logits.begin())).ok()) break;
-    logits.assign(logits.size(), 0);
+  for (int i = 0; i < 20; ++i) {
+    const auto allowed = (*follower)->AllowedTokens(vocab_size_);
+    if (!allowed.ok()) break;
+    const auto tokens = support::TokensOf(*allowed);
+    if (tokens.empty() || !(*follower)->Accept(tokens.front()).ok()) break;
   }
 }
 

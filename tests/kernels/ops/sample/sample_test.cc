@@ -18,12 +18,14 @@ namespace {
 using support::CpuStream;
 using support::Isas;
 
-std::int32_t Draw(const std::vector<float>& logits, const SampleParams& params, Isa isa) {
+std::int32_t Draw(const std::vector<float>& logits, const SampleParams& params, Isa isa,
+                  const std::uint32_t* allowed = nullptr) {
   std::int32_t token = -2;
   const absl::Status status =
       Sample({.logits = MakeConstMatrix(logits.data(), DType::kF32, 1, static_cast<std::int64_t>(logits.size())),
               .params = &params,
-              .token = &token},
+              .token = &token,
+              .allowed = allowed},
              CpuStream(isa));
   EXPECT_TRUE(status.ok()) << status;
   return token;
@@ -242,6 +244,67 @@ TEST(SampleTest, RejectsRowWithoutDistributionAndDrawsTheOthers) {
         EXPECT_EQ(token, (std::vector<std::int32_t>{20, -1, 3}));
       }
     }
+  }
+}
+
+// A mask of `size` tokens with the share of allowed ones.
+std::vector<std::uint32_t> RandomMask(std::int64_t size, double share, std::uint64_t seed) {
+  std::vector<std::uint32_t> words(static_cast<std::size_t>((size + 31) / 32));
+  for (std::int64_t i = 0; i < size; ++i) {
+    const bool allowed = PhiloxUniform(seed, static_cast<std::uint64_t>(i)) < share;
+    words[static_cast<std::size_t>(i / 32)] |= static_cast<std::uint32_t>(allowed) << (i % 32);
+  }
+  return words;
+}
+
+TEST(SampleTest, TokensThatAreNotAllowedCountAsMinusInfinity) {
+  std::vector<SampleParams> all;
+  for (const float temperature : {0.0f, 0.3f, 5.0f}) {
+    for (const std::int32_t top_k : {0, 3, 400}) {
+      for (const float top_p : {1.0f, 0.9f}) {
+        for (const float min_p : {0.0f, 0.05f}) all.push_back({temperature, top_k, top_p, min_p, /*seed=*/7});
+      }
+    }
+  }
+  for (const std::int64_t size : {1, 15, 16, 31, 33, 1024, 1041, 5000}) {
+    std::vector<float> logits = support::NormalVector(static_cast<std::uint64_t>(size), size, 2.0f);
+    for (float& x : logits) x = std::round(x * 4.0f) / 4.0f;  // many ties, also between allowed and other tokens
+    for (const double share : {0.0, 0.002, 0.5, 0.99}) {
+      std::vector<std::uint32_t> mask = RandomMask(size, share, /*seed=*/3);
+      mask.back() |= 1u << ((size - 1) % 32);  // at least one
+      std::vector<float> masked = logits, unused = logits;
+      for (std::size_t i = 0; i < logits.size(); ++i) {
+        if ((mask[i / 32] >> (i % 32) & 1) != 0) continue;
+        masked[i] = -HUGE_VALF;
+        unused[i] = i % 3 == 0 ? std::nanf("") : i % 3 == 1 ? HUGE_VALF : logits[i];
+      }
+      for (SampleParams p : all) {
+        for (p.counter = 0; p.counter < 4; ++p.counter) {
+          const std::int32_t want = Draw(masked, p, Isa::kPlain);
+          for (const Isa isa : Isas()) {
+            ASSERT_EQ(Draw(logits, p, isa, mask.data()), want) << Name(isa) << " V " << size << " share " << share;
+            ASSERT_EQ(Draw(unused, p, isa, mask.data()), want) << Name(isa) << " V " << size << " share " << share;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(SampleTest, EachRowHasItsOwnMaskAndOneWithoutTokensIsRejected) {
+  constexpr std::int64_t kVocabulary = 45;
+  const std::vector<float> logits(3 * kVocabulary, 1.0f);
+  const std::vector<std::uint32_t> masks = {0, 1u << 12, 0, 0, 1u << 3, 1u << 12};
+  const std::vector<SampleParams> params(3);
+  for (const Isa isa : Isas()) {
+    std::vector<std::int32_t> token(3);
+    const auto status = Sample({.logits = MakeConstMatrix(logits.data(), DType::kF32, 3, kVocabulary),
+                                .params = params.data(),
+                                .token = token.data(),
+                                .allowed = masks.data()},
+                               CpuStream(isa));
+    EXPECT_NE(status.message().find("logits of row 1 hold"), std::string::npos) << status;
+    EXPECT_EQ(token, (std::vector<std::int32_t>{44, -1, 3})) << Name(isa);
   }
 }
 
