@@ -144,6 +144,8 @@ class Engine {
   absl::Status Score(const Part& part, std::int64_t first_position, const kernels::Matrix& logits);
   static absl::Status Logprobs(kernels::ConstMatrix rows, std::span<const std::int32_t> targets, std::int64_t top_n,
                                const kernels::Stream& stream, std::vector<TokenLogprob>* out);
+  // Draws all tokens on all threads.
+  void DrawTokens(std::span<Draw> draws) const;
   // Draws the token and advances the output's grammar. Runs in parallel for the outputs of a step: changes only `draw`
   // and the output's follower.
   void DrawToken(Draw* draw) const;

@@ -1,5 +1,6 @@
 // Engine: one step, from planning the rows to drawing the tokens.
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <memory>
 #include <span>
@@ -19,6 +20,10 @@
 namespace nibble::serve {
 
 namespace {
+
+// The pool is shared: other models must not wait for all costly masks of a step. After this time they get a turn, even
+// if the step has tokens left to draw.
+constexpr absl::Duration kDrawTurn = absl::Milliseconds(1);
 
 double Milliseconds(absl::Duration duration) { return absl::ToDoubleMilliseconds(duration); }
 
@@ -145,14 +150,7 @@ absl::StatusOr<bool> Engine::RunOnce() {
       EndGroup(*part.group, StepFault(status), FinishReason::kCancelled);
     }
   }
-  // One draw per thread at a time: the pool is shared, and other models must not wait for all costly masks of a step.
-  const auto num_threads = static_cast<std::size_t>(stream_.pool == nullptr ? 1 : stream_.pool->num_threads());
-  for (std::size_t first = 0; first < draws.size(); first += num_threads) {
-    const auto at_once = std::span(draws).subspan(first, std::min(num_threads, draws.size() - first));
-    stream_.ParallelFor(static_cast<std::int64_t>(at_once.size()), 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) DrawToken(&at_once[static_cast<std::size_t>(i)]);
-    });
-  }
+  DrawTokens(draws);
   for (const Draw& draw : draws) {
     if (draw.group->ended) continue;  // ended by another of its outputs
     if (draw.status.ok()) {
@@ -259,6 +257,23 @@ absl::Status Engine::ConsumeLogits(const Part& part, const kernels::Matrix& logi
   }
   for (auto& each : group.outputs) draw(*each);
   return absl::OkStatus();
+}
+
+void Engine::DrawTokens(std::span<Draw> draws) const {
+  const auto num_threads = static_cast<std::size_t>(stream_.pool == nullptr ? 1 : stream_.pool->num_threads());
+  std::atomic<std::size_t> next = 0;
+  while (next < draws.size()) {
+    const absl::Duration end = clock_.Monotonic() + kDrawTurn;
+    const std::size_t at_once = std::min(num_threads, draws.size() - next);
+    stream_.ParallelFor(static_cast<std::int64_t>(at_once), 1, [&](std::int64_t begin, std::int64_t range_end) {
+      for (std::int64_t i = begin; i < range_end; ++i) {
+        for (std::size_t at; (at = next++) < draws.size();) {
+          DrawToken(&draws[at]);
+          if (clock_.Monotonic() > end) break;
+        }
+      }
+    });
+  }
 }
 
 void Engine::DrawToken(Draw* draw) const {
