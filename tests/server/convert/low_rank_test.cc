@@ -21,7 +21,7 @@ using kernels::ConstMatrix;
 using kernels::DType;
 
 struct Case {
-  std::string name;
+  const char* name;
   std::int64_t rows, cols, rank, rank_of_weight;
 };
 
@@ -70,9 +70,9 @@ class LowRankTest : public ::testing::TestWithParam<Case> {};
 TEST_P(LowRankTest, AgreesWithTheDecompositionOfNumpy) {
   const Case& shape = GetParam();
   const support::Golden golden("tests/golden/convert/low_rank.txt");
-  const auto values = golden.Get<double>(shape.name + ".values");
-  const auto u = golden.Get<float>(shape.name + ".u");
-  const auto vt = golden.Get<float>(shape.name + ".vt");
+  const auto values = golden.Get<double>(std::string(shape.name) + ".values");
+  const auto u = golden.Get<float>(std::string(shape.name) + ".u");
+  const auto vt = golden.Get<float>(std::string(shape.name) + ".vt");
   ASSERT_EQ(values.size(), static_cast<std::size_t>(shape.rank));
   const std::vector<float> w = Weight(shape);
   const auto made = LargestParts(View(w, shape.rows, shape.cols), shape.rank, kernels::Stream(), {});
@@ -120,7 +120,7 @@ TEST_P(LowRankTest, BitsDependNeitherOnThreadsNorOnTheInstructionSet) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, LowRankTest, ::testing::ValuesIn(kCases),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& info) { return std::string(info.param.name); });
 
 // Sum of the squares of the first `rank` singular values.
 double SquaresOf(const SmallSvd& svd, std::int64_t rank) {

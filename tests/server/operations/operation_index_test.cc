@@ -35,43 +35,44 @@ void End(OperationIndex& index, const OperationIndex::Entry& entry, int second, 
   index.Ended(entry);
 }
 
-const auth::RequestOwner kAnn{.tenant = "red", .name = "ann"}, kBob{.tenant = "blue", .name = "bob"};
+auth::RequestOwner Ann() { return {.tenant = "red", .name = "ann"}; }
+auth::RequestOwner Bob() { return {.tenant = "blue", .name = "bob"}; }
 
 TEST(OperationIndexTest, FindsByNameTenantAndRequestIdOfTheOwner) {
   OperationIndex index;
-  const auto one = Made("op-1", kAnn, "id"), two = Made("op-2", kBob, "id");
+  const auto one = Made("op-1", Ann(), "id"), two = Made("op-2", Bob(), "id");
   index.Add(one);
   index.Add(two);
   EXPECT_EQ(index.Find("op-1"), one);
   EXPECT_EQ(index.Find("op-3"), nullptr);
-  EXPECT_EQ(index.FindRequest(kAnn, "id"), one);
-  EXPECT_EQ(index.FindRequest(kBob, "id"), two);
+  EXPECT_EQ(index.FindRequest(Ann(), "id"), one);
+  EXPECT_EQ(index.FindRequest(Bob(), "id"), two);
   EXPECT_EQ(index.FindRequest({.tenant = "red", .name = "bob"}, "id"), nullptr);
   EXPECT_EQ(index.OfTenant("").size(), 2u);
   EXPECT_EQ(index.OfTenant("red").size(), 1u);
   EXPECT_EQ(index.OfTenant("green").size(), 0u);
   index.Remove(index.Find("op-1"));
   EXPECT_EQ(index.Find("op-1"), nullptr);
-  EXPECT_EQ(index.FindRequest(kAnn, "id"), nullptr);
+  EXPECT_EQ(index.FindRequest(Ann(), "id"), nullptr);
   EXPECT_EQ(index.OfTenant("red").size(), 0u);
 }
 
 TEST(OperationIndexTest, CountsOpenOperations) {
   OperationIndex index;
-  const auto one = Made("op-1", kAnn), two = Made("op-2", kAnn), three = Made("op-3", kAnn);
+  const auto one = Made("op-1", Ann()), two = Made("op-2", Ann()), three = Made("op-3", Ann());
   for (const auto& entry : {one, two, three}) index.Add(entry);
-  EXPECT_EQ(index.num_open(kAnn), 3);
+  EXPECT_EQ(index.num_open(Ann()), 3);
   End(index, one, 5);
-  EXPECT_EQ(index.num_open(kAnn), 2);
+  EXPECT_EQ(index.num_open(Ann()), 2);
   index.Remove(one);
   index.Remove(two);
-  EXPECT_EQ(index.num_open(kAnn), 1);
-  EXPECT_EQ(index.num_open(kBob), 0);
+  EXPECT_EQ(index.num_open(Ann()), 1);
+  EXPECT_EQ(index.num_open(Bob()), 0);
 }
 
 TEST(OperationIndexTest, FindsOldOperationsAndFilesThatAreDue) {
   OperationIndex index;
-  const auto first = Made("op-b", kAnn, "id"), second = Made("op-a", kBob);
+  const auto first = Made("op-b", Ann(), "id"), second = Made("op-a", Bob());
   index.Add(first);
   index.Add(second);
   EXPECT_EQ(index.EndedBefore(absl::InfiniteFuture()), nullptr) << "both run";
@@ -83,7 +84,7 @@ TEST(OperationIndexTest, FindsOldOperationsAndFilesThatAreDue) {
   EXPECT_EQ(index.WithFilesDue(absl::Seconds(15)), first);
   EXPECT_NE(index.TakeFiles(*first), nullptr);
   EXPECT_EQ(index.WithFilesDue(absl::InfiniteDuration()), nullptr);
-  EXPECT_EQ(index.FindRequest(kAnn, "id"), nullptr) << "the id is forgotten with the files";
+  EXPECT_EQ(index.FindRequest(Ann(), "id"), nullptr) << "the id is forgotten with the files";
   index.Remove(first);
   EXPECT_EQ(index.EndedBefore(absl::InfiniteFuture()), second);
 }
@@ -92,33 +93,33 @@ TEST(OperationIndexTest, FindsOldOperationsAndFilesThatAreDue) {
 TEST(OperationIndexTest, RequestIdOfTwoRecordsBelongsToTheNewerOperation) {
   for (const bool newer_first : {false, true}) {
     OperationIndex index;
-    const auto older = Made("op-2", kAnn, "id", 1), newer = Made("op-1", kAnn, "id", 2);
+    const auto older = Made("op-2", Ann(), "id", 1), newer = Made("op-1", Ann(), "id", 2);
     index.Add(newer_first ? newer : older);
     index.Add(newer_first ? older : newer);
-    EXPECT_EQ(index.FindRequest(kAnn, "id"), newer);
+    EXPECT_EQ(index.FindRequest(Ann(), "id"), newer);
     index.Remove(older);
-    EXPECT_EQ(index.FindRequest(kAnn, "id"), newer);
+    EXPECT_EQ(index.FindRequest(Ann(), "id"), newer);
   }
 }
 
 // docs/faults.md, C9.
 TEST(OperationIndexTest, C9OperationsWithFilesAreRemovedLast) {
   OperationIndex index;
-  const auto surplus = [&] { return index.Surplus(kAnn, /*done_at_once=*/false); };
+  const auto surplus = [&] { return index.Surplus(Ann(), /*done_at_once=*/false); };
   for (std::size_t i = 0; i < OperationIndex::kMaxEndedOfOwner; ++i) {
     EXPECT_EQ(surplus(), nullptr);
-    const auto entry = Made(StrCat("op-", i), kAnn);
+    const auto entry = Made(StrCat("op-", i), Ann());
     index.Add(entry);
     End(index, entry, static_cast<int>(i), /*files=*/i < 10);
   }
-  EXPECT_EQ(index.Surplus(kAnn, /*done_at_once=*/true), nullptr) << "they have their own bound";
-  EXPECT_EQ(index.Surplus(kBob, /*done_at_once=*/false), nullptr);
+  EXPECT_EQ(index.Surplus(Ann(), /*done_at_once=*/true), nullptr) << "they have their own bound";
+  EXPECT_EQ(index.Surplus(Bob(), /*done_at_once=*/false), nullptr);
   EXPECT_EQ(surplus(), index.Find("op-10"));
   index.TakeFiles(*index.Find("op-3"));
   EXPECT_EQ(surplus(), index.Find("op-3"));
   // If all hold files, the oldest is removed.
   for (std::size_t i = 0; i < OperationIndex::kMaxEndedOfOwner; ++i) {
-    const auto entry = Made(StrCat("export-", i), kAnn);
+    const auto entry = Made(StrCat("export-", i), Ann());
     index.Remove(surplus());
     index.Add(entry);
     End(index, entry, 5000 + static_cast<int>(i), /*files=*/true);

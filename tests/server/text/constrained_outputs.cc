@@ -134,6 +134,7 @@ int Run(const std::string& schemas, int count, std::uint64_t seed, const std::st
 }  // namespace
 }  // namespace nibble::text
 
+// NOLINTNEXTLINE(bugprone-exception-escape): without memory, the program ends
 int main(int argc, char** argv) {
   std::string schemas, out;
   int count = 0;
