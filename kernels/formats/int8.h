@@ -1,5 +1,5 @@
 // Row-wise int8: q = clamp(rne(x * (1 / s)), -127, 127) with s = max(absmax, 1e-12) / 127 in f32, one s per row; the
-// clipped s is stored (docs/numerics.md 1). -128 never appears.
+// stored s includes this minimum of absmax (docs/numerics.md 1). Nibble never quantizes to -128.
 #pragma once
 #include <cstdint>
 
@@ -7,8 +7,8 @@ namespace nibble::kernels {
 
 inline constexpr float kInt8MinAbsmax = 1e-12f;
 inline constexpr float kInt8MaxCode = 127.0f;
-// Served activations: elements with |x| > kOutlierRatio * mean|x| become outliers of their row, at most max_outliers of
-// them, the largest magnitudes first, ties to the lower index (docs/numerics.md 1).
+// Served activations: elements with |x| > kOutlierRatio * mean|x| become outliers: at most max_outliers per row, the
+// largest magnitudes first, ties to the lower index (docs/numerics.md 1).
 inline constexpr float kOutlierRatio = 6.0f;
 inline constexpr int kMaxOutliers = 16;
 inline constexpr int kDefaultOutliers = 8;
@@ -77,8 +77,8 @@ constexpr std::int8_t Int8Code(const PackedInt8Weight& w, std::int64_t n, std::i
 }
 
 inline constexpr std::int64_t kInt8TileRows = 16;
-// kInt8MaxCols * 127 * 128 < 2^31, so an int32 sum over K cannot overflow. We never quantize to -128, but a weight from
-// a foreign artifact may hold it.
+// kInt8MaxCols * 127 * 128 < 2^31, so an int32 sum over K cannot overflow. A weight from a foreign artifact may
+// hold -128.
 inline constexpr std::int64_t kInt8MaxCols = 132104;
 constexpr std::int64_t RoundUp(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;

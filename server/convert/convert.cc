@@ -448,10 +448,11 @@ absl::Status CheckInitialBase(const model::ArtifactInfo& source, const ConvertOp
   const InitMethod method = options.adapter_init->method;
   const bool is_float = source.format == Format::kF32 || source.format == Format::kBF16;
   if (!is_float || source.bitnet.has_value()) {
-    return base::FieldError("adapter_init", StrCat("cannot be made from ",
-                                                   source.is_masters() ? "master weights of a BitNet model"
-                                                                       : StrCat("a ", Name(source.format), " model"),
-                                                   ", wanted an f32 or bf16 model"));
+    return base::FieldError("adapter_init",
+                            StrCat("cannot be made from ",
+                                   source.is_masters() ? "master weights of a BitNet model"
+                                                       : StrCat("a model in format ", Name(source.format)),
+                                   ", wanted an f32 or bf16 model"));
   }
   const bool float_target = options.to == Format::kF32 || options.to == Format::kBF16;
   if (options.to == Format::kNf4 || (float_target && method == InitMethod::kPissa)) return absl::OkStatus();

@@ -9,7 +9,8 @@ namespace nibble::openai {
 
 namespace {
 
-// Counted for each response and item besides their texts. It also bounds the number of responses.
+// Bytes counted for each response and each item in addition to their texts. kResponseOverhead also bounds the number of
+// responses.
 constexpr std::size_t kResponseOverhead = 1024;
 constexpr std::size_t kItemOverhead = 128;
 
@@ -70,7 +71,8 @@ bool ResponseStore::Add(const std::string& owner, StoredResponse response, Turn 
   base::MutexLock lock(mutex_);
   DropExpired();
   const auto of = owners_.try_emplace(owner).first;
-  // Requests in progress may hold turns that were removed. Their bytes count until then, so the loop may end early.
+  // A request in progress may hold a removed turn, whose bytes count until the request ends. So removing all responses
+  // may not free enough bytes.
   const std::size_t more = turn_bytes + own_bytes;
   while (*of->second.bytes + more > max_bytes_of(owner) && !of->second.by_age.empty())
     Remove(of->second.by_age.front());

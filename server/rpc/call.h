@@ -62,7 +62,7 @@ struct CallEnvironment {
   LiveCalls live_calls;
   auth::Authority* authority = nullptr;                         // nullptr: every call is allowed
   std::atomic<int> live_answers{0};                             // requests that an engine may still call back about
-  absl::Duration default_deadline = absl::Seconds(30);          // longest wait for a worker without a client deadline
+  absl::Duration default_deadline = absl::Seconds(30);          // longest wait for a worker, of calls without deadline
   std::size_t stream_buffer = 256;                              // maximum number of messages buffered for a slow reader
   absl::Duration generate_deadline = absl::InfiniteDuration();  // of a Generate, Chat or Score without client deadline
   absl::Duration slow_reader = absl::Seconds(30);  // window over which a slow reader must reach min_read_rate
@@ -89,7 +89,7 @@ struct CallEnvironment {
 
 enum class CallType { kUnary, kClientStream, kServerStream, kBidiStream };
 
-// One RPC from begin to end. Thread-compatible; Cancel() and the token may be used from any thread.
+// One RPC from beginning to end. Thread-compatible; Cancel() and the token may be used from any thread.
 class Call {
  public:
   // `method`: a string constant such as "nibble.v1.ModelService/GetModel". `for_trainers`: the call arrived on a
@@ -143,9 +143,9 @@ class Call {
   absl::Duration deadline_;
   base::CancelToken cancel_;
   absl::Status admitted_;
-  std::string peer_;  // "": that of the context
+  std::string peer_;  // "": context_->peer()
   auth::Principal principal_{base::kUnnamedCaller, auth::Role::kAdmin,
-                             ""};  // without an authority, everyone may do all
+                             ""};  // without an authority, every caller is an admin
 };
 
 // Creates the method's metric series with the value 0.

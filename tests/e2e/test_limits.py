@@ -1,5 +1,5 @@
-"""Sets the flags that limit calls and models to low values, then reaches those limits (limits of jobs:
-tests/server/jobs/admission_test.cc)."""
+"""Gives low values to the flags that limit connections, calls, streams and jobs, then reaches these limits (more limits
+of jobs: tests/server/jobs/admission_test.cc)."""
 import contextlib
 import json
 import os
@@ -278,7 +278,7 @@ def test_c12_watches_and_downloads_have_a_bound(make_server, tmp_path):
         assert sum(len(message) for message in first) > 3_000_000
 
 
-def test_c12_download_that_is_not_read_loses_its_place(make_server, tmp_path):
+def test_c12_download_that_is_not_read_is_ended(make_server, tmp_path):
     server = make_server("--slow_reader_s", 1)
     request = exported(server, tmp_path)
     with grpc.insecure_channel(server.grpc, options=[("grpc.http2.bdp_probe", 0)]) as channel:

@@ -4,8 +4,8 @@
 
 namespace nibble::kernels {
 
-// out = rn_out(float(code) * scale of the row). Without a scale, out holds the codes themselves, which every type
-// represents exactly: the float product of the backward pass, (g * W_codes) * s, multiplies with them.
+// out = rn_out(float(code) * scale of the row). Without a scale, out holds the codes, which are exact in every type.
+// The backward pass needs this: it multiplies the gradient by the codes in float, and then by the scale.
 //   w    [N, K]   formats/ternary.h, tiles; scale [N] f32, or null
 //   out  [N, K]   f32 | bf16; i8 only without a scale; overwritten
 // Requires K <= kTernaryMaxCols. Same bits on every path.

@@ -181,7 +181,7 @@ TEST_F(ObjectCacheTest, CutWatchContinuesWithoutAList) {
   }
   server_.EndWatches(WatchEnd::kCut);
   server_.Put(CachedPod("a", 2));
-  EXPECT_TRUE(NumberBecomes("a", 2)) << "changed while nothing was watched";
+  EXPECT_TRUE(NumberBecomes("a", 2)) << "changed while no watch was open";
   EXPECT_EQ(server_.CountOf(RequestKind::kList), 1);
 }
 
@@ -201,11 +201,11 @@ TEST_F(ObjectCacheTest, BookmarkAdvancesTheVersion) {
   EXPECT_EQ(server_.CountOf(RequestKind::kList), 1);
 }
 
-TEST_F(ObjectCacheTest, ExpiredVersionListsAgain) {
+TEST_F(ObjectCacheTest, ListsAgainWhenTheVersionHasExpired) {
   server_.Put(CachedPod("stays", 1));
   server_.Put(CachedPod("vanishes", 1));
   Start();
-  // As on a cluster: an ERROR event, after HTTP 200.
+  // The expiry arrives as an ERROR event after HTTP 200, as from a real cluster.
   server_.SetAway(true);
   server_.Remove("pods", "vanishes");
   server_.Put(CachedPod("new", 2));
@@ -219,7 +219,7 @@ TEST_F(ObjectCacheTest, ExpiredVersionListsAgain) {
   server_.EndWatches(WatchEnd::kExpired);
   ASSERT_TRUE(NthWatchBegins(4));
   EXPECT_EQ(server_.CountOf(RequestKind::kList), 3);
-  // As an HTTP status.
+  // The expiry arrives as HTTP status 410.
   server_.Fail(1, RequestKind::kWatch, {.status = 410});
   server_.EndWatches(WatchEnd::kCut);
   ASSERT_TRUE(NthWatchBegins(6));
@@ -245,7 +245,7 @@ TEST_F(ObjectCacheTest, ExpiredPageBeginsTheListAgain) {
   cache_ = nullptr;  // its callback uses `num_trimmed`
 }
 
-TEST_F(ObjectCacheTest, FailedPageIsAskedForAgain) {
+TEST_F(ObjectCacheTest, RetriesOnlyTheFailedPage) {
   for (int i = 0; i < 5; ++i) server_.Put(CachedPod("pod-" + std::to_string(i)));
   std::atomic<int> num_trimmed = 0;
   ObjectCacheOptions options = Options();
@@ -260,7 +260,7 @@ TEST_F(ObjectCacheTest, FailedPageIsAskedForAgain) {
   cache_ = nullptr;  // its callback uses `num_trimmed`
 }
 
-TEST_F(ObjectCacheTest, ErrorsAreTriedAgain) {
+TEST_F(ObjectCacheTest, RetriesFailedRequests) {
   server_.Put(CachedPod("a", 1));
   server_.Fail(3, RequestKind::kList, {.status = 500});
   server_.Fail(1, RequestKind::kList, {.kind = ApiFault::kHalfAnswer});
@@ -273,7 +273,7 @@ TEST_F(ObjectCacheTest, ErrorsAreTriedAgain) {
   EXPECT_EQ(server_.CountOf(RequestKind::kWatch), 4);
 }
 
-TEST_F(ObjectCacheTest, EventsThatMakeNoSenseListAgain) {
+TEST_F(ObjectCacheTest, ListsAgainAfterInvalidOrErrorEvents) {
   Start();
   int num_lists = 1;
   for (const char* line :
@@ -289,7 +289,7 @@ TEST_F(ObjectCacheTest, EventsThatMakeNoSenseListAgain) {
   }
 }
 
-TEST_F(ObjectCacheTest, WatchThatIsRefusedAsInvalidListsAgain) {
+TEST_F(ObjectCacheTest, ListsAgainAfterARefusedOrUnreadableWatch) {
   for (const ApiFault& fault : {ApiFault{.status = 400}, ApiFault{.kind = ApiFault::kGarbage}})
     server_.Fail(1, RequestKind::kWatch, fault);
   Start();
@@ -309,7 +309,7 @@ TEST_F(ObjectCacheTest, WaitsAsLongAsTheServerAsks) {
 
 TEST_F(ObjectCacheTest, PausesAfterAWatchThatEndsAtOnce) {
   ObjectCacheOptions options = Options();
-  options.min_pause = options.max_pause = absl::Milliseconds(100);  // less jitter: at least 50
+  options.min_pause = options.max_pause = absl::Milliseconds(100);  // jitter shortens it to 50 ms at least
   options.clock = &clock_;
   Start(options);
   const auto begin = std::chrono::steady_clock::now();
@@ -323,7 +323,7 @@ TEST_F(ObjectCacheTest, ExpiredTokenIsReplacedByTheNextOne) {
   Start();
   server_.AcceptToken("next");
   server_.EndWatches(WatchEnd::kCut);
-  ASSERT_TRUE(Soon([&] { return server_.CountOf(RequestKind::kWatch) >= 4; })) << "refused, tried again";
+  ASSERT_TRUE(Soon([&] { return server_.CountOf(RequestKind::kWatch) >= 4; })) << "refused, then retried";
   EXPECT_EQ(Number("a"), 1);
   server_.WriteTokenFile("next");
   server_.Put(CachedPod("a", 2));
@@ -331,7 +331,7 @@ TEST_F(ObjectCacheTest, ExpiredTokenIsReplacedByTheNextOne) {
   EXPECT_EQ(server_.CountOf(RequestKind::kList), 1);
 }
 
-TEST_F(ObjectCacheTest, KeepsItsObjectsAndGrowsStaleWhileTheServerIsAway) {
+TEST_F(ObjectCacheTest, KeepsObjectsAndLastContactWhileTheServerIsUnavailable) {
   server_.Put(CachedPod("a", 1));
   ObjectCacheOptions options = Options();
   options.clock = &clock_;

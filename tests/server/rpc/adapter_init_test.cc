@@ -206,7 +206,8 @@ TEST_F(AdapterInitServiceTest, RefusesBadFieldsByName) {
          r.set_target(v1::MODEL_FORMAT_BF16);
          r.set_nf4_block(64);
        }},
-      {"adapter_init", "a nf4 model, wanted an f32 or bf16 model", [](auto& r, auto&) { r.set_model("four"); }},
+      {"adapter_init", "a model in format nf4, wanted an f32 or bf16 model",
+       [](auto& r, auto&) { r.set_model("four"); }},
   };
   for (const Refusal& refusal : refusals) {
     v1::ConvertModelRequest request = Request("new");

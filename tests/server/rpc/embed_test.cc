@@ -11,7 +11,8 @@
 namespace nibble {
 namespace {
 
-// The bits of "tiny8" do not depend on the other rows of a step. Those of "tiny", whose products are the library's, may.
+// The bits of "tiny8" do not depend on the other rows of a step. Those of "tiny" may, because the library computes its
+// products.
 class EmbedTest : public InferenceServiceTest {
  protected:
   void SetUp() override {

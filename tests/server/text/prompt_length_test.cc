@@ -71,8 +71,8 @@ TEST(PromptLengthTest, TokensAreThoseOfTheWholeText) {
         const auto whole = tokenizer->EncodeWithSpans(text, add_special_tokens);
         ASSERT_TRUE(whole.ok()) << whole.status();
         // An unknown token of the unigram model stands for more bytes than the longest token, so the text would
-        // be refused if the limit were its number of tokens. One less than its bytes is the largest limit for which
-        // tokens are counted. It wraps for "", whose tokens are not counted.
+        // be refused if the limit were its number of tokens. The largest limit for which tokens are counted is
+        // text.size() - 1. For "" this limit wraps, but the tokens of a small text are not counted.
         const std::size_t most = tokenizer->is_local() ? whole->tokens.size() : text.size() - 1;
         const PromptLimits limits = {.max_tokens = static_cast<std::int64_t>(most)};
         const auto ids = EncodePrompt(*tokenizer, text, add_special_tokens, limits);
@@ -85,7 +85,7 @@ TEST(PromptLengthTest, TokensAreThoseOfTheWholeText) {
   }
 }
 
-TEST(PromptLengthTest, RefusesACutTextForOneTokenTooMany) {
+TEST(PromptLengthTest, RefusesTextInPiecesThatIsOneTokenTooLong) {
   const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
   const std::string text = Repeated("the keeper ", 200'000);
   const auto whole = tokenizer->Encode(text, /*add_special_tokens=*/false);
@@ -114,7 +114,7 @@ TEST(PromptLengthTest, NeverRefusesTextThatFitsAsAWhole) {
   }
 }
 
-TEST(PromptLengthTest, RefusesTextOfFourTimesTheTokensAfterItsFirstPieces) {
+TEST(PromptLengthTest, RefusesTextOfFourTimesTheLimitAfterItsFirstPieces) {
   for (const auto& tokenizer : PromptTokenizers()) {
     ASSERT_NE(tokenizer, nullptr);
     for (const std::string& text : LargeTexts()) {
@@ -130,7 +130,7 @@ TEST(PromptLengthTest, RefusesTextOfFourTimesTheTokensAfterItsFirstPieces) {
   }
 }
 
-TEST(PromptLengthTest, RefusesMoreBytesThanTheLongestTokensHoldWithoutEncoding) {
+TEST(PromptLengthTest, RefusesTextLargerThanMaxTokensCanHoldBeforeEncoding) {
   const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
   const auto longest = static_cast<std::int64_t>(tokenizer->longest_token_bytes());
   ASSERT_GT(longest, 4);

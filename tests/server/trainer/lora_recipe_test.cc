@@ -46,7 +46,7 @@ class LoraRecipeTest : public testing::Test {
   jobs::AttemptOrder order_;
 };
 
-TEST_F(LoraRecipeTest, ResultIsTheAdapterOnTheBaseItself) {
+TEST_F(LoraRecipeTest, ResultIsAnAdapterOnTheUnquantizedBase) {
   for (const std::string& base : {models_.bf16(), models_.f32()}) {
     const auto recipe = Make(base);
     ASSERT_TRUE(recipe.ok()) << recipe.status();
@@ -71,7 +71,7 @@ TEST_F(LoraRecipeTest, ResultIsTheAdapterOnTheBaseItself) {
   }
 }
 
-// The model made of a checkpoint equals the model that the trainer writes. The base stays in bf16.
+// The model made from a checkpoint equals the model that the trainer writes. The base stays in bf16.
 TEST_F(LoraRecipeTest, CheckpointBecomesTheModelThatTheTrainerWrites) {
   const auto recipe = Make(models_.bf16());
   ASSERT_TRUE(recipe.ok()) << recipe.status();
