@@ -97,6 +97,7 @@ class Stream final : public InferStream::Reactor, public RequestOwner, public st
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Duration write_began_ ABSL_GUARDED_BY(mutex_);  // of the last write, monotonic
   bool reads_done_ ABSL_GUARDED_BY(mutex_) = false;     // the client sends no more requests
+  bool accepting_ ABSL_GUARDED_BY(mutex_) = false;      // a request was read and is not in running_ yet
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;       // no request is accepted
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;        // nor is a response queued
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
@@ -145,14 +146,17 @@ void Stream::LookAtReader() {
 }
 
 void Stream::OnReadDone(bool ok) {
-  // Before reading_ is false: then another thread may begin the next read, which overwrites request_.
-  const inference::ModelInferRequest request = std::exchange(request_, {});
   {
     base::MutexLock lock(mutex_);
-    reading_ = false;
     reads_done_ = !ok;
+    accepting_ = ok;
   }
-  if (ok) Accept(request);
+  if (ok) Accept(std::exchange(request_, {}));
+  {
+    // Not before: another thread could begin the next read, which overwrites request_.
+    base::MutexLock lock(mutex_);
+    reading_ = accepting_ = false;
+  }
   Advance();
 }
 
@@ -262,7 +266,7 @@ void Stream::Advance() {
       reading_ = true;
       StartRead(&request_);
     }
-    if (!ends || !running_.empty() || writing_) return;
+    if (!ends || accepting_ || !running_.empty() || writing_) return;
     finished_ = true;
     end = call_.End(status_);
   }

@@ -315,6 +315,24 @@ TEST_F(KServeServiceTest, MoreRequestsThanMayRunAreAllAnswered) {
   EXPECT_TRUE(errors.empty()) << errors.begin()->first;
 }
 
+// The write of the error ends while the next request, whose parse takes long, is accepted, and then the end of the
+// client's requests arrives.
+TEST_F(KServeServiceTest, LastRequestIsAnsweredIfAWriteEndsWhileItIsAccepted) {
+  ModelInferRequest wrong = Streamed("a", "wrong", 1);
+  wrong.mutable_inputs(0)->set_datatype("FP32");
+  ModelInferRequest last = InferRequest("tiny", "a", std::string(200'000, ' ') + R"({"max_tokens": 1})");
+  last.set_id("last");
+  for (int i = 0; i < 200; ++i) {
+    grpc::ClientContext context;
+    const auto stream = kserve_->ModelStreamInfer(&context);
+    ASSERT_TRUE(stream->Write(wrong) && stream->Write(last) && stream->WritesDone());
+    std::vector<std::string> ids;
+    for (ModelStreamInferResponse message; stream->Read(&message);) ids.push_back(message.infer_response().id());
+    ASSERT_TRUE(stream->Finish().ok());
+    ASSERT_THAT(ids, ElementsAre("wrong", "last")) << i;
+  }
+}
+
 TEST_F(KServeServiceTest, DrainEndsAnIdleStreamAndAnswersProbes) {
   grpc::ClientContext context, drain_context, ready_context, live_context;
   const auto stream = kserve_->ModelStreamInfer(&context);
