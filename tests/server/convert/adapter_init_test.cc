@@ -317,7 +317,8 @@ TEST_F(AdapterInitTest, RefusesASourceWithoutFloatWeights) {
         Convert(*Open(name), "bad", {.to = Format::kNf4, .adapter_init = Init(InitMethod::kPissa)}).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
     EXPECT_EQ(base::ReasonMetadata(status)["field"], "adapter_init");
-    EXPECT_THAT(std::string(status.message()), HasSubstr("a " + name + " model, wanted an f32 or bf16 model"));
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("a model in format " + name + ", wanted an f32 or bf16 model"));
   }
   model::ArtifactInfo masters = source_->info();
   masters.bitnet.emplace();
