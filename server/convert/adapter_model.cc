@@ -33,11 +33,11 @@ absl::Status Mismatch(const model::ArtifactInfo& base, const model::Nf4Options& 
                           {{"got", got}, {"wanted", trained_on}});
 }
 
-// `given`: the base that the user named, of which `base` may be the nf4 form.
+// `base` is either `given`, the base that the user named, or its nf4 form.
 absl::StatusOr<model::ArtifactInfo> Join(base::FileSystem& files, const model::Artifact& base,
                                          const model::ArtifactInfo& given, model::PeftAdapter adapter,
                                          const base::Json& provenance, const std::string& target, const char* made_of) {
-  // The digest is stored only once: from here on in nibble.json.
+  // From here on, only nibble.json stores the digest.
   const std::string trained_on = std::exchange(adapter.config.base_digest, "");
   const std::string& digest = base.info().weights_digest;
   if (!trained_on.empty() && trained_on != digest) {

@@ -11,7 +11,7 @@ namespace nibble::registry {
 
 namespace {
 
-constexpr std::chrono::milliseconds kCheckEvery(100);  // of `cancelled`, while waiting
+constexpr std::chrono::milliseconds kCheckEvery(100);  // time between two calls of `cancelled` while waiting
 
 absl::Status TooLarge(const std::string& what, const WorkMemory& need, std::int64_t have, bool may_fit_later) {
   const std::string why =

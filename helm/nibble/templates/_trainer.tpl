@@ -2,7 +2,8 @@
 
 {{- /* The affinity of the server's pod: that of values.yaml, and a preference for the node of running trainers. Only
        one node can mount a claim that is ReadWriteOnce, so on another node a new server would wait for the trainers of
-       the old one. Not required: the trainers of a lost node do not go away. */ -}}
+       the old one. The rule is only a preference, because the trainers of a lost node do not go away: a required rule
+       would keep the new server from starting on another node. */ -}}
 {{- define "nibble.serverAffinity" -}}
 {{- $selector := dict "matchLabels" (include "nibble.trainerSelector" . | fromYaml) }}
 {{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" $selector }}

@@ -12,7 +12,8 @@ namespace nibble::kernels {
 //   y     [M, N]   f32 | bf16; overwritten; must not alias x or w
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), ResourceExhausted (scratch: a copy of x
 // if K is not a multiple of 64; per thread, a panel of w and its sums), Internal (launch).
-// Source: Intel SDM vol. 2, VDPBF16PS. Test: the exact product, within the bound of any order of summation.
+// Source: Intel SDM vol. 2, VDPBF16PS. Test: within a bound of the exact product that holds for every
+// order of summation.
 absl::Status MatmulBf16(const MatmulBf16Args& args, const Stream& stream);
 
 // Whether the stream has a fast path; without one the op runs as plain loops.

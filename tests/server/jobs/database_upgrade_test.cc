@@ -73,7 +73,7 @@ TEST_F(DatabaseTest, UpgradeBacksUpTheDatabaseAndKeepsTheNewestTwoBackups) {
   EXPECT_TRUE(std::filesystem::exists(path_ + ".backup-v3"));
   EXPECT_TRUE(std::filesystem::exists(path_ + ".backup-v10x")) << "not one of our backups";
   EXPECT_EQ(std::filesystem::status(BackupPath(path_, 5)).permissions(), std::filesystem::status(path_).permissions());
-  // The backup, to which docs/upgrades.md rolls back, has the old schema and the job.
+  // The backup, which a rollback restores (docs/upgrades.md), has the old schema and the job.
   soci::session old(soci::sqlite3, "db=\"" + BackupPath(path_, 5) + "\"");
   long long version = 0, jobs = 0;
   old << "SELECT version FROM schema_version", soci::into(version);

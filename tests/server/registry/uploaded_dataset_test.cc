@@ -81,7 +81,7 @@ TEST_F(UploadedDatasetTest, PlainTextBecomesOneRow) {
   EXPECT_EQ(base::RealFileSystem().Read(stored->data_path, 1000).value_or(""),
             "{\"text\":\"Once\\n\\\"upon\\\" a time\\n\"}\n");
   EXPECT_EQ(stored->meta["sent_sha256"], base::Sha256Hex(text));
-  // The digest of the sent text identifies it, not that of the stored row.
+  // The digest of the sent text identifies the dataset, not the digest of the stored row.
   EXPECT_TRUE(Upload(Named("d", data::RowFormat::kText), text).ok());
 }
 

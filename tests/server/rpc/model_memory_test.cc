@@ -30,8 +30,8 @@ class ModelMemoryTest : public AppTest {
     if (!import_root_.empty()) options.import_root = import_root_;
     return options;
   }
-  // Starts the server again with `bytes` of memory for models. 2000 bytes suffice for no work; 0: all that the machine
-  // has left.
+  // Starts the server again with `bytes` of memory for models; 0: all that the machine has left. 2000 bytes are too few
+  // for any work.
   void Restart(std::int64_t bytes) {
     app_.reset();
     bytes_ = bytes;
@@ -230,7 +230,8 @@ TEST_F(ModelMemoryTest, C5UploadStaysIfThereIsNoMemoryForItsImport) {
   request.set_upload_id(UploadModel(model::Golden("hf_tied_bf16")));
   request.set_name("base");
   RefusalOf(ImportFrom(request).error());
-  RefusalOf(ImportFrom(request).error());  // for want of memory again: the upload is still there
+  // Refused for lack of memory again, so the upload still exists.
+  RefusalOf(ImportFrom(request).error());
 }
 
 }  // namespace
